@@ -1,0 +1,54 @@
+"""What is signed: an intent bound to a nonce and a price, and the bytes that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fencepost.domain.ids import Address, TxHash
+
+
+class TxType(IntEnum):
+    LEGACY = 0
+    ACCESS_LIST = 1  # EIP-2930
+    DYNAMIC_FEE = 2  # EIP-1559
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """The price a gas. Types 0 and 1 have one price: it stands in `fee_cap_wei`, and `tip_wei` equals it."""
+
+    fee_cap_wei: int
+    tip_wei: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccessEntry:
+    address: Address
+    storage_keys: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an intent wants the chain to do; `to` None deploys `data`."""
+
+    to: Address | None
+    value_wei: int = 0
+    data: bytes = b""
+    access_list: tuple[AccessEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnsignedTx:
+    chain_id: int
+    nonce: int
+    call: Call
+    gas: int
+    fees: Fees
+    type: TxType = TxType.DYNAMIC_FEE
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTx:
+    raw: bytes
+    hash: TxHash
