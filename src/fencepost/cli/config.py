@@ -1,0 +1,63 @@
+"""`fencepost config`: which settings are in force and where each came from, or a documented file to start from.
+
+Secrets are masked in every form. A setting that is wrong leaves as SettingError: one line, exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fencepost.settings import Loaded, example_toml, load, plain_text, shown_settings
+
+_PIPE_COLUMNS = 200  # without a terminal nobody folds lines, so nothing should break them
+
+
+@click.command("config")
+@click.option(
+    "--config",
+    "toml_path",
+    type=click.Path(path_type=Path),
+    help="The file to read instead of fencepost.toml.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: key to value and source.")
+@click.option(
+    "--example", is_flag=True, help="Print a fencepost.toml with every setting, its default and its meaning."
+)
+def config(*, toml_path: Path | None, as_json: bool, example: bool) -> None:
+    """Show the settings in force, with secrets masked."""
+    if example:
+        click.echo(example_toml(), nl=False)
+        return
+    loaded = load(toml_path=toml_path)
+    if as_json:
+        click.echo(_json(loaded))
+    else:
+        _print_table(loaded)
+
+
+def _json(loaded: Loaded) -> str:
+    rows = shown_settings(loaded.settings, loaded.sources)
+    return json.dumps({row.key: {"value": row.value, "source": row.source} for row in rows}, indent=2)
+
+
+def _print_table(loaded: Loaded) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("source", overflow="fold")
+    for row in shown_settings(loaded.settings, loaded.sources):
+        style = "dim" if row.source == "default" else ""
+        # Text, not markup: a value may well contain square brackets.
+        value = plain_text(row.value) or '""'
+        table.add_row(Text(row.key, style), Text(value, style), Text(row.source, style))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_COLUMNS
+    console.print(table)
+    console.print(Text(f"file: {loaded.file.resolve() if loaded.file else 'none'}", "dim"))

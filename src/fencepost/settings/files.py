@@ -1,0 +1,82 @@
+"""Settings on disk: which `fencepost.toml` is read, what stands in it, and what `~/` in a path means.
+
+A file that was named must exist; `./fencepost.toml` is read when it is there. Every problem with the file is one line
+that names it, and for broken TOML the line and column.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from fencepost.errors import SettingError
+
+CONFIG_VARIABLE = "FENCEPOST_CONFIG"
+_FILE_NAME = "fencepost.toml"
+_FILE_BYTES_MAX = 1024 * 1024
+_AT = re.compile(r"(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)", re.DOTALL)
+
+
+def find_file(toml_path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if toml_path is not None:
+        return toml_path
+    if environ.get(CONFIG_VARIABLE):
+        return Path(environ[CONFIG_VARIABLE])
+    here = Path(_FILE_NAME)
+    return here if here.exists() else None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Floats come as Decimal, so that a price of 0.1 Gwei is exactly that."""
+    text = _read_text(path)
+    try:
+        return tomllib.loads(text, parse_float=_decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise _broken(path, text, str(error)) from None
+    except RecursionError:
+        raise SettingError(f"{path}: nested too deeply") from None
+    except ValueError:
+        # Python refuses to convert integers of thousands of digits, and tomllib lets that pass as it is.
+        raise SettingError(f"{path}: a number has too many digits") from None
+
+
+def expand_home(path: str, environ: Mapping[str, str]) -> str:
+    if path != "~" and not path.startswith("~/"):
+        return path
+    return (environ.get("HOME") or str(Path.home())) + path[1:]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise SettingError(f"can't read {path}: {error.strerror}") from None
+    if len(content) > _FILE_BYTES_MAX:
+        raise SettingError(f"can't read {path}: it is larger than {_FILE_BYTES_MAX} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode()
+        raise _broken(path, before, "not UTF-8 (at end of document)") from None
+
+
+def _broken(path: Path, text: str, message: str) -> SettingError:
+    found = _AT.fullmatch(message)
+    problem = found[1] if found else message
+    if found and found[2]:
+        line, column = int(found[2]), int(found[3])
+    else:
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    return SettingError(f"{path}, line {line}, column {column}: {problem.lower()}")
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("Infinity")  # no kind of setting takes it, so the message will name the key
