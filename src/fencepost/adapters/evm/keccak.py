@@ -1,0 +1,11 @@
+"""Keccak-256 as Ethereum uses it (the padding from before FIPS 202: `hashlib.sha3_256` gives other digests)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sha3 import keccak_256
+
+
+def keccak256(data: bytes) -> bytes:
+    return cast("bytes", keccak_256(data).digest())

@@ -1,0 +1,78 @@
+"""All keys of one node in one place, wherever they lie.
+
+A `KeyRing` asks the source that holds an address to sign for it. Two sources with one address are refused: which of
+them signs would be chance. `load_keys` opens the sources that are configured; a ring without any is fine, such a node
+takes requests and signs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fencepost.adapters.signers.keyfile import load_key_file
+from fencepost.adapters.signers.keystore import load_keystores
+from fencepost.adapters.signers.local import LocalKeys
+from fencepost.adapters.signers.remote import RemoteKeys
+from fencepost.application.ports import KeyPort
+from fencepost.domain.ids import Address
+from fencepost.domain.transaction import SignedTx, UnsignedTx
+from fencepost.errors import SettingError, UnknownSigner
+
+
+class KeyRing(KeyPort):
+    """`aclose` lets go of what its sources hold open."""
+
+    def __init__(self, sources: Sequence[KeyPort]) -> None:
+        self._sources = tuple(sources)
+        self._holders: dict[Address, KeyPort] = {}
+        for source in self._sources:
+            for address in source.addresses():
+                if address in self._holders:
+                    raise SettingError(f"two sources of keys hold {address}")
+                self._holders[address] = source
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(self._holders)})"
+
+    def addresses(self) -> Sequence[Address]:
+        return tuple(self._holders)
+
+    async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
+        holder = self._holders.get(address)
+        if holder is None:
+            raise UnknownSigner(f"no key is configured for {address}")
+        return await holder.sign(address, txs)
+
+    async def aclose(self) -> None:
+        for source in self._sources:
+            if isinstance(source, RemoteKeys):
+                await source.aclose()
+
+
+async def load_keys(
+    *,
+    private_keys: Sequence[str] = (),
+    key_file: Path | None = None,
+    keystore_dir: Path | None = None,
+    password_file: Path | None = None,
+    remote_url: str | None = None,
+) -> KeyRing:
+    """Raises `SettingError` for what the settings' author can mend, `Unready` when the signing service is silent."""
+    if (keystore_dir is None) != (password_file is None):
+        raise SettingError("a keystore directory and its password file are set together or not at all")
+    sources: list[KeyPort] = []
+    if private_keys:
+        sources.append(LocalKeys.from_hex(private_keys))
+    if key_file is not None:
+        sources.append(load_key_file(key_file))
+    if keystore_dir is not None and password_file is not None:
+        sources.append(await load_keystores(keystore_dir, password_file=password_file))
+    if remote_url is None:
+        return KeyRing(sources)
+    remote = await RemoteKeys.connect(remote_url)
+    try:
+        return KeyRing([*sources, remote])
+    except SettingError:
+        await remote.aclose()
+        raise
