@@ -15,6 +15,7 @@ FencepostError
 ├── RpcError              a call to a node had no usable answer
 │   ├── RpcUnavailable    no answer, or not from a node: the outcome is unknown
 │   └── RpcRefused        the node answered with an error
+│       └── InsufficientFunds   the account can't pay for the call
 ├── WouldRevert           a dry run says that the transaction reverts
 ├── SigningError          the key port could not sign
 ├── Fenced                this term is over: stop the lane, write nothing more
@@ -96,6 +97,10 @@ class RpcRefused(RpcError):
         super().__init__(message)
         self.rpc_code = rpc_code
         self.data = data
+
+
+class InsufficientFunds(RpcRefused):
+    code = "insufficient_funds"
 
 
 class WouldRevert(FencepostError):

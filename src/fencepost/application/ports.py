@@ -1,16 +1,22 @@
 """The ports: what the use cases need from the world, and nothing more.
 
-Each has a real adapter and a fake, and one contract suite runs over both.
+`Ledger` is the database, `Chain` the nodes of one chain, `KeyPort` who signs, `Clock` the time, `Observer` what gets
+counted and logged. Each has a real adapter and a fake, and one contract suite runs over both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, Protocol
+from uuid import UUID
 
-from fencepost.domain.ids import Address, BlockHash, TxHash
+from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Entry, Kind, ManagedTx
 from fencepost.domain.send import SendResult
+from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 
 BlockTag = Literal["latest", "pending", "safe", "finalized"]
@@ -89,3 +95,159 @@ class KeyPort(Protocol):
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         """All or nothing; raises `SigningError`, or `UnknownSigner` when the key isn't held here."""
         ...
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Monotonic seconds: for deadlines and trust in a lease, never for what is written down."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Observer(Protocol):
+    """What is counted and logged: `event` with signer, node, token and whatever else tells the story."""
+
+    def note(self, event: str, /, **fields: object) -> None: ...
+
+
+# ---- the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    tx_id: UUID
+    signer: Signer
+    request_id: str | None
+    kind: Kind
+    payload: Mapping[str, Any]
+    payload_digest: bytes
+    origin: UUID | None = None
+    valid_for_s: float | None = None
+
+
+class AcceptOutcome(StrEnum):
+    CREATED = "created"
+    KNOWN = "known"  # the same request, the same payload: nothing new was written
+    CONFLICT = "conflict"  # the same request id with another payload
+    PROTECTED = "protected"  # the signer takes nothing new until a person decides
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    outcome: AcceptOutcome
+    tx_id: UUID
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The next nonce of a signer; every nonce of `start_nonce … next_nonce - 1` belongs to one transaction of ours."""
+
+    next_nonce: int
+    start_nonce: int
+    state: CursorState = CursorState.ACTIVE
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a person asked of a lane."""
+
+    id: int
+    command: str
+    tx_id: UUID | None
+    detail: Mapping[str, Any]
+    asked_by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A signer as the ledger has it: nothing that a lane needs lives in memory alone."""
+
+    cursor: Cursor | None
+    in_flight: tuple[ManagedTx, ...]  # live, with a nonce, by nonce
+    queue: tuple[ManagedTx, ...]  # live, without one, by arrival; cut at the limit asked for
+
+
+@dataclass(frozen=True, slots=True)
+class TxChange:
+    """`before` names the version that must still stand; everything that differs in `after` is written."""
+
+    before: ManagedTx
+    after: ManagedTx
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWrite:
+    """All that one step of a lane changes: it is applied whole, by the holder of the token, or not at all."""
+
+    term: Term
+    changes: tuple[TxChange, ...] = ()
+    cursor_before: Cursor | None = None
+    cursor_after: Cursor | None = None  # None: the cursor stays as it is
+    entries: tuple[Entry, ...] = ()  # of the signer itself
+    done_commands: tuple[tuple[int, str], ...] = ()  # id and outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Not `lease_ok` is FENCED: the term is over. `lease_ok` but not `applied`: a row moved, read again."""
+
+    lease_ok: bool
+    applied: bool
+
+
+class Ledger(Protocol):
+    """The database as the judge of who may write. Every method is one round trip, or one short transaction.
+
+    `accept` and `ask` are open to any node. Everything else that writes names a term, and is refused when a newer
+    term exists. Errors of the database surface as they are: after one, the outcome of the call is unknown.
+    """
+
+    async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]: ...
+
+    async def ask(
+        self,
+        signer: Signer,
+        command: str,
+        *,
+        tx_id: UUID | None,
+        asked_by: str,
+        reason: str | None,
+        detail: Mapping[str, Any],
+    ) -> int: ...
+
+    async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
+        """Terms for those that were free, expired or ours already; each is a new term with a larger token."""
+        ...
+
+    async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
+        """Those that still stand, renewed. What is missing from the answer is over."""
+        ...
+
+    async def release(self, terms: Sequence[Term]) -> None: ...
+
+    async def load(self, signer: Signer, *, queue_limit: int) -> LaneState: ...
+
+    async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
+        """The oldest requests without a nonce, by arrival. Arrival is not commit order, so there is no "after"."""
+        ...
+
+    async def load_commands(self, signer: Signer) -> Sequence[Command]: ...
+
+    async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
+        """Ended transactions at `from_nonce` and above, by nonce: what a deep reorg may have undone."""
+        ...
+
+    async def commit(self, write: LaneWrite) -> Written: ...
+
+    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+        """Signers with live transactions or open commands whose lease is free for the taking."""
+        ...
+
+    async def get(self, tx_id: UUID) -> ManagedTx | None: ...
+
+    async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None: ...

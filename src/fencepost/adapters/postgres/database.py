@@ -1,0 +1,139 @@
+"""The pool, and what every connection of ours is held to.
+
+Connections carry time-outs derived from the lease: a client that is paused inside a transaction must not hold a lease
+row for long, because a take-over waits for it. `transaction_timeout` exists from PostgreSQL 17 on; before that the
+idle time-out does it, together with transactions that are one message long. Isolation is READ COMMITTED throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from fencepost.errors import DatabaseUnusable
+
+if TYPE_CHECKING:
+    # asyncpg's classes are generic for the type checker only.
+    Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+    Pool = asyncpg.Pool[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+    Pool = asyncpg.Pool
+
+OLDEST_SERVER = 15
+TRANSACTION_TIMEOUT_SINCE = 17
+
+# What a connection attempt can end in, apart from success: each is told to a person in one line.
+CONNECT_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a connection may hold things up, from the lease's duration."""
+
+    idle_in_transaction_ms: int
+    transaction_ms: int
+    lock_ms: int
+
+    @classmethod
+    def for_lease(cls, duration_s: float) -> Timeouts:
+        ms = duration_s * 1000
+        return cls(idle_in_transaction_ms=int(ms / 3), transaction_ms=int(ms / 3), lock_ms=int(ms / 4))
+
+    def statements(self, server_major: int) -> str:
+        sets = [
+            f"SET idle_in_transaction_session_timeout = {self.idle_in_transaction_ms}",
+            f"SET lock_timeout = {self.lock_ms}",
+        ]
+        if server_major >= TRANSACTION_TIMEOUT_SINCE:
+            sets.append(f"SET transaction_timeout = {self.transaction_ms}")
+        return "; ".join(sets)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """Which cluster, and which of its histories: a change means that commits may have been lost."""
+
+    system_id: int
+    timeline: int
+
+
+@asynccontextmanager
+async def open_pool(
+    dsn: str, *, size: int, connect_timeout_s: float, lease_duration_s: float, application: str
+) -> AsyncIterator[Pool]:
+    """A pool whose connections are checked and bounded; what is wrong with the server is said in one line."""
+    timeouts = Timeouts.for_lease(lease_duration_s)
+
+    async def prepare(connection: Connection) -> None:
+        major = connection.get_server_version().major
+        if major < OLDEST_SERVER:
+            raise DatabaseUnusable(f"PostgreSQL {major} is too old: {OLDEST_SERVER} or later is needed")
+        await connection.execute(timeouts.statements(major))
+        if await connection.fetchval("SELECT pg_is_in_recovery()"):
+            raise DatabaseUnusable("the server is a read-only replica: give the DSN of the primary")
+
+    try:
+        pool = await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=size,
+            timeout=connect_timeout_s,
+            init=prepare,
+            command_timeout=max(lease_duration_s, connect_timeout_s),
+            server_settings={"application_name": application, "jit": "off"},
+        )
+    except CONNECT_ERRORS as error:
+        raise unusable(error) from error
+    try:
+        yield pool
+    finally:
+        await close_pool(pool)
+
+
+async def close_pool(pool: Pool, within_s: float = 2.0) -> None:
+    """Politely first; a connection that hangs is cut."""
+    try:
+        async with asyncio.timeout(within_s):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
+
+
+async def identify(connection: Connection) -> ServerIdentity:
+    row = await connection.fetchrow(
+        "SELECT (SELECT system_identifier FROM pg_control_system()) AS system_id,"
+        " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint AS timeline"
+    )
+    if row is None:
+        raise DatabaseUnusable("the server does not say who it is")
+    return ServerIdentity(system_id=row["system_id"], timeline=row["timeline"])
+
+
+def unusable(error: BaseException) -> DatabaseUnusable:
+    """One line for a person, without the password that a DSN may carry."""
+    match error:
+        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+            hint = "the server refuses this user or password: check database.dsn"
+        case asyncpg.InvalidCatalogNameError():
+            hint = "the database does not exist: create it, or name another one in database.dsn"
+        case asyncpg.InsufficientPrivilegeError():
+            hint = f"this user lacks a right: {error}"
+        case asyncpg.TooManyConnectionsError():
+            hint = "the server has no connection left: lower database.pool_size or raise max_connections"
+        case TimeoutError():
+            hint = "no answer in time: check host and port in database.dsn"
+        case ConnectionRefusedError():
+            hint = "nothing listens there: check host and port in database.dsn, or leave it empty for an embedded server"
+        case OSError():
+            hint = f"not reachable ({error.strerror or type(error).__name__}): check host and port in database.dsn"
+        case ValueError() | asyncpg.InterfaceError():
+            hint = "database.dsn is not a PostgreSQL address (postgresql://user@host:5432/name)"
+        case _:
+            hint = f"{type(error).__name__}: {error}"
+    return DatabaseUnusable(f"database: {hint}")

@@ -1,0 +1,69 @@
+"""Many callers, one statement: what arrives while a batch is on its way becomes the next batch.
+
+There is no fixed delay: a batch closes when the one before returns, so a lone caller waits for nobody and a crowd
+shares the cost of a commit. Each caller gets its own result; an error of the batch reaches everyone in it, because
+nobody can know what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class GroupCommit(Generic[Item, Result]):
+    """Runs `flush` over batches of at most `most_items`, up to `parallel` at a time, while it is entered."""
+
+    def __init__(
+        self,
+        flush: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        most_items: int,
+        parallel: int,
+    ) -> None:
+        self._flush = flush
+        self._most_items = most_items
+        self._free = parallel
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def submit(self, item: Item) -> Result:
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        self._start()
+        return await future
+
+    def _start(self) -> None:
+        while self._free and self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(self._most_items, len(self._waiting)))]
+            self._free -= 1
+            # The task outlives a caller that goes away: others share its batch. It is kept, and it ends by itself.
+            task = asyncio.get_running_loop().create_task(self._run(batch))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await self._flush([item for item, _ in batch])
+        except BaseException as error:  # noqa: BLE001 - it is handed to every caller of the batch, none is swallowed
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                    future.exception()  # a caller that went away does not make it an unretrieved one
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+        finally:
+            self._free += 1
+            self._start()
+
+    async def drain(self) -> None:
+        """Wait for what is on its way."""
+        while self._running:
+            await asyncio.wait(set(self._running))

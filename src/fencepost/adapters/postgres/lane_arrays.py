@@ -1,0 +1,126 @@
+"""What lanes decided, as the arrays that `commit_lanes` takes: one array a column, one element a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fencepost.adapters.postgres.rows import encode_confirmations
+from fencepost.application.ports import LaneWrite, TxChange
+from fencepost.domain.managed import Attempt, ManagedTx
+
+_LANE_COLUMNS, _CHANGE_COLUMNS, _ATTEMPT_COLUMNS, _SENT_COLUMNS, _ENTRY_COLUMNS, _COMMAND_COLUMNS = (
+    10,
+    19,
+    11,
+    6,
+    5,
+    3,
+)
+
+
+def lane_arrays(writes: Sequence[LaneWrite], *, now_s: float) -> list[list[Any]]:
+    lanes: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
+    new_attempts: list[tuple[Any, ...]] = []
+    sent_attempts: list[tuple[Any, ...]] = []
+    entries: list[tuple[Any, ...]] = []
+    commands: list[tuple[Any, ...]] = []
+    for lane, write in enumerate(writes, start=1):
+        lanes.append(_lane_row(write))
+        entries += [(lane, None, e.event, None, _json(e.detail)) for e in write.entries]
+        commands += [(lane, command, outcome) for command, outcome in write.done_commands]
+        for change in write.changes:
+            tx = change.after
+            changes.append(_change_row(lane, change, now_s))
+            entries += [(lane, tx.tx_id, e.event, tx.state.value, _json(e.detail)) for e in change.entries]
+            stored = {attempt.number: attempt for attempt in change.before.attempts}
+            for attempt in tx.attempts:
+                known = stored.get(attempt.number)
+                if known is None:
+                    new_attempts.append(_attempt_row(lane, tx, attempt))
+                if attempt.sent_count != (0 if known is None else known.sent_count):
+                    sent_attempts.append(_sent_row(lane, tx, attempt))
+    return [
+        *_columns(lanes, _LANE_COLUMNS),
+        *_columns(changes, _CHANGE_COLUMNS),
+        *_columns(new_attempts, _ATTEMPT_COLUMNS),
+        *_columns(sent_attempts, _SENT_COLUMNS),
+        *_columns(entries, _ENTRY_COLUMNS),
+        *_columns(commands, _COMMAND_COLUMNS),
+    ]
+
+
+def _columns(rows: list[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
+    signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
+    expected = (before.next_nonce, before.state.value) if before is not None else (None, None)
+    if after is None:
+        return (signer.chain_id, signer.address, write.term.token, False, *expected, None, None, None, None)
+    return (
+        signer.chain_id,
+        signer.address,
+        write.term.token,
+        True,
+        *expected,
+        after.next_nonce,
+        after.start_nonce,
+        after.state.value,
+        after.reason,
+    )
+
+
+def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
+    before, tx = change.before, change.after
+    mined = tx.mined
+    return (
+        lane,
+        tx.tx_id,
+        before.version,
+        tx.state.value,
+        tx.sub_state.value if tx.sub_state else None,
+        tx.nonce,
+        tx.ending.value if tx.ending else None,
+        tx.error[:2000] if tx.error else None,
+        tx.submit_count,
+        tx.journal_count,
+        None if tx.last_submit_s is None else now_s - tx.last_submit_s,
+        None if tx.resubmit_due_s is None else tx.resubmit_due_s - now_s,
+        tx.hash,
+        mined.block.number if mined else None,
+        mined.block.hash if mined else None,
+        mined is not before.mined,
+        _json(mined.receipt) if mined is not None and mined is not before.mined else None,
+        tx.confirmations is not before.confirmations,
+        encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
+    )
+
+
+def _attempt_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
+    return (
+        lane,
+        tx.tx_id,
+        attempt.number,
+        tx.held_nonce(),
+        attempt.purpose.value,
+        int(attempt.type),
+        attempt.gas,
+        str(attempt.fees.fee_cap_wei),
+        str(attempt.fees.tip_wei),
+        attempt.signed.raw,
+        attempt.signed.hash,
+    )
+
+
+def _sent_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
+    result = attempt.last_result.value if attempt.last_result else None
+    return (lane, tx.tx_id, attempt.number, attempt.sent_count, result, attempt.last_message[:2000] or None)
+
+
+def _json(value: Any) -> str | None:
+    return msgspec.json.encode(value).decode() if value else None

@@ -1,0 +1,303 @@
+"""The ledger on PostgreSQL: accepting, leases, and the one fenced write through which lanes change anything.
+
+An error of the database means that the outcome is unknown; it surfaces as it is, and the caller drops what it holds.
+Integrity errors in a shared batch are the exception: the statement did nothing, so its lanes are tried one by one and
+only the guilty one sees the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from fencepost.adapters.postgres import rows
+from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.ports import (
+    Accepted,
+    AcceptOutcome,
+    Clock,
+    Command,
+    Cursor,
+    LaneState,
+    LaneWrite,
+    NewRequest,
+    Written,
+)
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import ManagedTx
+from fencepost.domain.states import CursorState
+
+MOST_LANES_A_COMMIT = 64
+MOST_REQUESTS_A_COMMIT = 500
+PARALLEL_COMMITS = 3
+PARALLEL_ACCEPTS = 2
+
+
+class PostgresLedger:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        clock: Clock,
+        node: str,
+        incarnation: UUID,
+        lease_duration_s: float,
+        skew_allowance_s: float,
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._node = node
+        self._incarnation = incarnation
+        self._lease_duration_s = lease_duration_s
+        self._skew_allowance_s = skew_allowance_s
+        self._commits = GroupCommit(self._commit, most_items=MOST_LANES_A_COMMIT, parallel=PARALLEL_COMMITS)
+        self._accepts = GroupCommit(
+            self._accept, most_items=MOST_REQUESTS_A_COMMIT, parallel=PARALLEL_ACCEPTS
+        )
+
+    async def drain(self) -> None:
+        await self._commits.drain()
+        await self._accepts.drain()
+
+    # ---- accepting
+
+    async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        if len(requests) == 1:
+            return [await self._accepts.submit(requests[0])]
+        return await self._accept(requests)
+
+    async def _accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        created = {
+            row["tx_id"]
+            for row in await self._pool.fetch(
+                sql("accept_requests"),
+                [request.tx_id for request in requests],
+                [request.signer.chain_id for request in requests],
+                [request.signer.address for request in requests],
+                [request.request_id for request in requests],
+                [request.kind.value for request in requests],
+                [request.origin for request in requests],
+                [msgspec.json.encode(request.payload).decode() for request in requests],
+                [request.payload_digest for request in requests],
+                [request.valid_for_s for request in requests],
+                self._node,
+            )
+        }
+        left = [request for request in requests if request.tx_id not in created]
+        judged = await self._judge(left) if left else {}
+        return [
+            Accepted(AcceptOutcome.CREATED, request.tx_id)
+            if request.tx_id in created
+            else judged[request.tx_id]
+            for request in requests
+        ]
+
+    async def _judge(self, requests: Sequence[NewRequest]) -> dict[UUID, Accepted]:
+        """Why nothing was written for these: known, known with another payload, or protected."""
+        known = {
+            row["position"]: row
+            for row in await self._pool.fetch(
+                sql("requests_known"),
+                [request.signer.chain_id for request in requests],
+                [request.signer.address for request in requests],
+                [request.request_id for request in requests],
+            )
+        }
+        reasons = {
+            (row["chain_id"], row["signer"]): row["reason"]
+            for row in await self._pool.fetch(
+                sql("protect_reasons"),
+                [request.signer.chain_id for request in requests],
+                [request.signer.address for request in requests],
+            )
+        }
+        judged: dict[UUID, Accepted] = {}
+        for position, request in enumerate(requests, start=1):
+            row = known.get(position)
+            if row is None:
+                reason = reasons.get((request.signer.chain_id, request.signer.address), "")
+                judged[request.tx_id] = Accepted(AcceptOutcome.PROTECTED, request.tx_id, reason)
+            elif row["payload_digest"] == request.payload_digest:
+                judged[request.tx_id] = Accepted(AcceptOutcome.KNOWN, row["tx_id"])
+            else:
+                judged[request.tx_id] = Accepted(AcceptOutcome.CONFLICT, row["tx_id"])
+        return judged
+
+    async def ask(
+        self,
+        signer: Signer,
+        command: str,
+        *,
+        tx_id: UUID | None,
+        asked_by: str,
+        reason: str | None,
+        detail: Mapping[str, Any],
+    ) -> int:
+        return int(
+            await self._pool.fetchval(
+                sql("ask_command"),
+                signer.chain_id,
+                signer.address,
+                tx_id,
+                command,
+                msgspec.json.encode(detail).decode(),
+                asked_by,
+                reason,
+            )
+        )
+
+    # ---- leases
+
+    async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
+        chains, addresses = _signer_arrays(signers)
+        began_s = self._clock.now_s()
+        async with self._pool.acquire() as connection, connection.transaction():
+            await connection.execute(sql("lease_insert_missing"), chains, addresses)
+            taken = await connection.fetch(
+                sql("lease_acquire"),
+                chains,
+                addresses,
+                self._node,
+                self._incarnation,
+                self._lease_duration_s,
+                self._skew_allowance_s,
+            )
+            terms = [self._term(row, began_s) for row in taken]
+            if terms:
+                chains, addresses = _signer_arrays([term.signer for term in terms])
+                await connection.execute(sql("lease_record_terms"), chains, addresses, self._incarnation)
+        return terms
+
+    async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
+        began_s = self._clock.now_s()
+        standing = await self._pool.fetch(sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s)
+        return [self._term(row, began_s) for row in standing]
+
+    async def release(self, terms: Sequence[Term]) -> None:
+        await self._pool.execute(sql("lease_release"), *_term_arrays(terms))
+
+    def _term(self, row: rows.Row, began_s: float) -> Term:
+        return Term(
+            signer=_signer(row),
+            token=row["fencing_token"],
+            renewed_at_s=began_s,
+            duration_s=self._lease_duration_s,
+        )
+
+    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+        found = await self._pool.fetch(
+            sql("signers_with_work"), list(chain_ids), self._skew_allowance_s, limit
+        )
+        return [_signer(row) for row in found]
+
+    # ---- reading
+
+    async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:
+        cursor = await self._pool.fetchrow(sql("load_cursor"), signer.chain_id, signer.address)
+        in_flight = await self._pool.fetch(sql("load_in_flight"), signer.chain_id, signer.address)
+        return LaneState(
+            cursor=_cursor(cursor) if cursor is not None else None,
+            in_flight=tuple(await self._with_attempts(in_flight)),
+            queue=tuple(await self.load_queue(signer, limit=queue_limit)),
+        )
+
+    async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
+        found = await self._pool.fetch(sql("load_queue"), signer.chain_id, signer.address, limit)
+        now_s = self._clock.now_s()
+        return [rows.managed_tx(row, (), now_s=now_s) for row in found]
+
+    async def load_commands(self, signer: Signer) -> Sequence[Command]:
+        found = await self._pool.fetch(sql("load_commands"), signer.chain_id, signer.address)
+        return [
+            Command(
+                id=row["id"],
+                command=row["command"],
+                tx_id=row["tx_id"],
+                detail=msgspec.json.decode(row["detail"]),
+                asked_by=row["asked_by"],
+                reason=row["reason"],
+            )
+            for row in found
+        ]
+
+    async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
+        found = await self._pool.fetch(
+            sql("load_finished"), signer.chain_id, signer.address, from_nonce, limit
+        )
+        return await self._with_attempts(found)
+
+    async def get(self, tx_id: UUID) -> ManagedTx | None:
+        found = await self._with_attempts(await self._pool.fetch(sql("tx_by_id"), tx_id))
+        return found[0] if found else None
+
+    async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None:
+        found = await self._pool.fetch(sql("tx_by_request"), signer.chain_id, signer.address, request_id)
+        txs = await self._with_attempts(found)
+        return txs[0] if txs else None
+
+    async def _with_attempts(self, found: Sequence[rows.Row]) -> list[ManagedTx]:
+        if not found:
+            return []
+        attempts = rows.attempts_by_tx(
+            await self._pool.fetch(sql("load_attempts"), [row["tx_id"] for row in found])
+        )
+        now_s = self._clock.now_s()
+        return [rows.managed_tx(row, attempts.get(row["tx_id"], ()), now_s=now_s) for row in found]
+
+    # ---- the fenced write
+
+    async def commit(self, write: LaneWrite) -> Written:
+        return await self._commits.submit(write)
+
+    async def _commit(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        try:
+            return await self._commit_together(writes)
+        except asyncpg.IntegrityConstraintViolationError:
+            if len(writes) == 1:
+                raise
+            return [await self._commit_alone(write) for write in writes]
+
+    async def _commit_alone(self, write: LaneWrite) -> Written:
+        try:
+            return (await self._commit_together([write]))[0]
+        except asyncpg.IntegrityConstraintViolationError:
+            # A constraint held where the lane's own checks did not: to the lane, the rows are not as remembered.
+            return Written(lease_ok=True, applied=False)
+
+    async def _commit_together(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        arrays = lane_arrays(writes, now_s=self._clock.now_s())
+        found = await self._pool.fetch(sql("commit_lanes"), *arrays, self._node)
+        return [Written(lease_ok=row["lease_ok"], applied=row["applied"]) for row in found]
+
+
+def _signer(row: rows.Row) -> Signer:
+    return Signer(row["chain_id"], Address(row["signer"]))
+
+
+def _cursor(row: rows.Row) -> Cursor:
+    return Cursor(
+        next_nonce=row["next_nonce"],
+        start_nonce=row["start_nonce"],
+        state=CursorState(row["state"]),
+        reason=row["reason"],
+    )
+
+
+def _signer_arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:
+    return [signer.chain_id for signer in signers], [signer.address for signer in signers]
+
+
+def _term_arrays(terms: Sequence[Term]) -> tuple[list[int], list[str], list[int]]:
+    return (
+        [term.signer.chain_id for term in terms],
+        [term.signer.address for term in terms],
+        [term.token for term in terms],
+    )

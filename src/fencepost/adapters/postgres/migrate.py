@@ -1,0 +1,150 @@
+"""Migrations: numbered `.sql` files, applied once each, in order, by whichever node comes first.
+
+Any number of nodes may start at once: an advisory lock lets one work while the others wait and then find it done.
+Each file is applied in a transaction together with its record and checksum. A file that was changed after it was
+applied, or that is missing, is refused: the database is not what this program thinks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import asyncpg
+
+from fencepost.adapters.postgres.database import CONNECT_ERRORS, OLDEST_SERVER, Connection, unusable
+from fencepost.errors import DatabaseUnusable, MigrationError
+
+# One lock for all programs of this kind on one database.
+LOCK_KEY = 0x66656E6365  # "fence"
+LOCK_WAIT_S = 60
+
+_FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+
+_RECORD = """
+CREATE TABLE IF NOT EXISTS schema_migration (
+  number     integer     PRIMARY KEY,
+  name       text        NOT NULL,
+  checksum   text        NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    migration: Migration
+    is_applied: bool
+
+
+def available() -> list[Migration]:
+    """Those that this program carries: numbered from 1 without a gap."""
+    found = []
+    for file in resources.files(__package__).joinpath("migrations").iterdir():
+        match = _FILE_NAME.fullmatch(file.name)
+        if match:
+            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    found.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+        raise MigrationError("the numbers of the migration files have a gap")
+    return found
+
+
+async def apply(
+    dsn: str, *, migrations: Sequence[Migration] | None = None, timeout_s: float = 10.0
+) -> list[Migration]:
+    """Bring the database up to date; gives what was applied now."""
+    wanted = available() if migrations is None else list(migrations)
+    connection = await _connect(dsn, timeout_s)
+    try:
+        await connection.execute(f"SET lock_timeout = '{LOCK_WAIT_S}s'")
+        await connection.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
+        await connection.execute(_RECORD)
+        missing = _missing(wanted, await _applied(connection))
+        for migration in missing:
+            await _apply_one(connection, migration)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DatabaseUnusable(
+            f"this user may not create tables: {error}; grant CREATE on the schema"
+        ) from error
+    except asyncpg.LockNotAvailableError as error:
+        raise MigrationError(
+            f"another node has been migrating for more than {LOCK_WAIT_S} s; try again"
+        ) from error
+    finally:
+        await connection.close()  # which also lets go of the lock
+    return missing
+
+
+async def status(dsn: str, *, timeout_s: float = 10.0) -> list[Status]:
+    connection = await _connect(dsn, timeout_s)
+    try:
+        exists = await connection.fetchval("SELECT to_regclass('schema_migration') IS NOT NULL")
+        wanted = available()
+        missing = _missing(wanted, await _applied(connection) if exists else {})
+    finally:
+        await connection.close()
+    return [Status(migration, is_applied=migration not in missing) for migration in wanted]
+
+
+async def _connect(dsn: str, timeout_s: float) -> asyncpg.Connection[asyncpg.Record]:
+    try:
+        connection = await asyncpg.connect(dsn, timeout=timeout_s)
+    except CONNECT_ERRORS as error:
+        raise unusable(error) from error
+    major = connection.get_server_version().major
+    if major < OLDEST_SERVER:
+        await connection.close()
+        raise DatabaseUnusable(f"PostgreSQL {major} is too old: {OLDEST_SERVER} or later is needed")
+    return connection
+
+
+async def _applied(connection: Connection) -> dict[int, tuple[str, str]]:
+    found = await connection.fetch("SELECT number, name, checksum FROM schema_migration ORDER BY number")
+    return {row["number"]: (row["name"], row["checksum"]) for row in found}
+
+
+def _missing(wanted: Sequence[Migration], applied: dict[int, tuple[str, str]]) -> list[Migration]:
+    """What is left to do; raises when what was applied is not what we carry."""
+    carried = {migration.number: migration for migration in wanted}
+    for number, (name, checksum) in applied.items():
+        migration = carried.get(number)
+        if migration is None:
+            raise MigrationError(
+                f"the database has migration {number:04}_{name}, which this version does not know: use a newer one"
+            )
+        if migration.checksum != checksum:
+            raise MigrationError(
+                f"migration {number:04}_{name} was changed after it was applied: restore the file"
+            )
+    return [migration for migration in wanted if migration.number not in applied]
+
+
+async def _apply_one(connection: Connection, migration: Migration) -> None:
+    try:
+        async with connection.transaction():
+            await connection.execute(migration.sql)
+            await connection.execute(
+                "INSERT INTO schema_migration (number, name, checksum) VALUES ($1, $2, $3)",
+                migration.number,
+                migration.name,
+                migration.checksum,
+            )
+    except asyncpg.InsufficientPrivilegeError:
+        raise
+    except asyncpg.PostgresError as error:
+        raise MigrationError(f"migration {migration.number:04}_{migration.name} failed: {error}") from error

@@ -1,0 +1,90 @@
+"""Between rows and values. Times come as seconds relative to the database's clock, and become the lane's clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from fencepost.application.intents import from_payload
+from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
+from fencepost.domain.managed import Attempt, Kind, ManagedTx, Mined, Purpose
+from fencepost.domain.send import SendCategory
+from fencepost.domain.states import State, SubState
+from fencepost.domain.transaction import Fees, SignedTx, TxType
+
+Row = asyncpg.Record
+
+
+def attempts_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Attempt]]:
+    found: dict[UUID, list[Attempt]] = defaultdict(list)
+    for row in rows:
+        found[row["tx_id"]].append(_attempt(row))
+    return found
+
+
+def _attempt(row: Row) -> Attempt:
+    return Attempt(
+        number=row["attempt"],
+        purpose=Purpose(row["purpose"]),
+        type=TxType(row["tx_type"]),
+        gas=row["gas"],
+        fees=Fees(fee_cap_wei=int(row["fee_cap_wei"]), tip_wei=int(row["tip_wei"])),
+        signed=SignedTx(raw=row["raw"], hash=TxHash(row["tx_hash"])),
+        sent_count=row["sent_count"],
+        last_result=SendCategory(row["last_result"]) if row["last_result"] else None,
+        last_message=row["last_message"] or "",
+    )
+
+
+def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> ManagedTx:
+    return ManagedTx(
+        tx_id=row["tx_id"],
+        signer=Signer(row["chain_id"], Address(row["signer"])),
+        seq=row["seq"],
+        kind=Kind(row["kind"]),
+        intent=from_payload(msgspec.json.decode(row["payload"])),
+        request_id=row["request_id"],
+        origin=row["origin"],
+        version=row["version"],
+        state=State(row["state"]),
+        sub_state=SubState(row["sub_state"]) if row["sub_state"] else None,
+        nonce=row["nonce"],
+        ending=State(row["ending"]) if row["ending"] else None,
+        error=row["error"],
+        attempts=tuple(attempts),
+        mined=_mined(row),
+        confirmations=_confirmations(row["confirmations"]),
+        submit_count=row["submit_count"],
+        journal_count=row["journal_count"],
+        last_submit_s=None if row["submitted_ago_s"] is None else now_s - row["submitted_ago_s"],
+        resubmit_due_s=None if row["resubmit_in_s"] is None else now_s + row["resubmit_in_s"],
+        valid_until_s=None if row["valid_for_s"] is None else now_s + row["valid_for_s"],
+    )
+
+
+def _mined(row: Row) -> Mined | None:
+    if row["block_hash"] is None:
+        return None
+    receipt = msgspec.json.decode(row["receipt"])
+    return Mined(
+        tx_hash=TxHash(row["tx_hash"]),
+        block=BlockRef(row["block_number"], BlockHash(row["block_hash"])),
+        succeeded=int(receipt.get("status", "0x1"), 16) == 1,
+        gas_used=int(receipt.get("gasUsed", "0x0"), 16),
+        receipt=receipt,
+    )
+
+
+def _confirmations(text: str | None) -> tuple[BlockRef, ...]:
+    if text is None:
+        return ()
+    return tuple(BlockRef(number, BlockHash(block_hash)) for number, block_hash in msgspec.json.decode(text))
+
+
+def encode_confirmations(blocks: Sequence[BlockRef]) -> str | None:
+    return msgspec.json.encode([(block.number, block.hash) for block in blocks]).decode() if blocks else None

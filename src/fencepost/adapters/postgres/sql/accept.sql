@@ -1,0 +1,44 @@
+-- name: accept_requests
+-- Stores requests that are new, with their first journal row; known ones and those of protected signers are left out.
+-- unfenced: any node accepts; a QUEUED row has no nonce and claims nothing
+WITH asked AS (
+  SELECT *
+    FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
+                $9::float8[])
+         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s)
+), created AS (
+  INSERT INTO managed_tx
+         (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, journal_count)
+  SELECT a.tx_id, a.chain_id, a.signer, a.request_id, a.kind, a.origin, a.payload::jsonb, a.payload_digest,
+         clock_timestamp() + make_interval(secs => a.valid_for_s), 1
+    FROM asked a
+   WHERE NOT EXISTS (SELECT 1
+                       FROM signer_nonce_cursor c
+                      WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT')
+      ON CONFLICT DO NOTHING
+  RETURNING tx_id, chain_id, signer
+), journaled AS (
+  INSERT INTO journal (chain_id, signer, tx_id, event, state, node)
+  SELECT chain_id, signer, tx_id, 'Receive', 'QUEUED', $10 FROM created
+)
+SELECT tx_id FROM created
+
+-- name: requests_known
+-- What is stored under the given request ids. A statement of its own, so that it sees what was committed meanwhile.
+SELECT a.position, t.tx_id, t.payload_digest
+  FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY AS a (chain_id, signer, request_id, position)
+  JOIN managed_tx t ON t.chain_id = a.chain_id AND t.signer = a.signer AND t.request_id = a.request_id
+
+-- name: protect_reasons
+-- Why signers take nothing new.
+SELECT c.chain_id, c.signer, c.reason
+  FROM signer_nonce_cursor c
+  JOIN unnest($1::bigint[], $2::text[]) AS a (chain_id, signer) ON a.chain_id = c.chain_id AND a.signer = c.signer
+ WHERE c.state = 'PROTECT'
+
+-- name: ask_command
+-- Stores what a person asks of a lane.
+-- unfenced: a wish; the lane carries it out under its lease
+INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, asked_by, reason)
+VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7)
+RETURNING id

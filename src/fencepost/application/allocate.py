@@ -1,0 +1,224 @@
+"""Give nonces to the head of the queue: price, sign with the nonces expected, commit all or nothing.
+
+A nonce is bound late: only when the window has room and the bytes are signed. Nonces, bytes, states and journal rows
+are one statement that also moves the cursor from the value we expected, so that nothing is stored twice or in part.
+Dying on any line before the commit leaves nothing; dying after it leaves bytes that the next owner sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fencepost.application import attempts
+from fencepost.application.lane import Lane, protect
+from fencepost.application.ports import Cursor
+from fencepost.domain import managed
+from fencepost.domain.managed import Entry, Kind, ManagedTx, Purpose
+from fencepost.domain.states import CursorState
+from fencepost.domain.transaction import Fees
+from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
+
+# How long the queue waits when the account can't pay for its head.
+FUNDS_RETRY_S = 5.0
+
+MOST_IN_A_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    tx: ManagedTx
+    gas: int
+    fees: Fees
+
+
+async def allocate(lane: Lane) -> int:
+    """How many requests got a nonce."""
+    if not _may_allocate(lane):
+        return 0
+    cursor = await _checked_cursor(lane)
+    if cursor is None:
+        return 0
+    await _refuse_what_is_too_late(lane)
+    batch = _head_of_queue(lane, _room(lane))
+    if not batch:
+        return 0
+    lane.require_trust()
+    if batch[0].kind is Kind.HANDLER:
+        return await _allocate_for_handler(lane, cursor, batch[0])
+    priced = await _price(lane, batch)
+    if not priced:
+        return 0
+    wanted = [
+        attempts.unsigned(
+            lane, item.tx, nonce=cursor.next_nonce + i, gas=item.gas, fees=item.fees, purpose=Purpose.INTENT
+        )
+        for i, item in enumerate(priced)
+    ]
+    signed = await attempts.sign(lane, wanted, numbers=[1] * len(wanted), purpose=Purpose.INTENT)
+    changes = [
+        lane.change(item.tx, partial(managed.allocated, nonce=cursor.next_nonce + i, attempt=attempt))
+        for i, (item, attempt) in enumerate(zip(priced, signed, strict=True))
+    ]
+    lane.require_trust()
+    await lane.commit(
+        changes, cursor=replace(cursor, next_nonce=cursor.next_nonce + len(changes)), op="allocate"
+    )
+    return len(changes)
+
+
+def _may_allocate(lane: Lane) -> bool:
+    if not lane.queue or (lane.cursor is not None and lane.cursor.state is not CursorState.ACTIVE):
+        return False
+    return _room(lane) > 0 and lane.clock.now_s() >= lane.hold_allocation_until_s
+
+
+def _room(lane: Lane) -> int:
+    """Strict: nothing may be in flight until depth. Pipelined: what is mined no longer waits in a pool."""
+    window = min(lane.policy.window, lane.window_limit or lane.policy.window, MOST_IN_A_BATCH)
+    return window - (len(lane.in_flight) if lane.policy.strict else len(lane.unmined))
+
+
+def _head_of_queue(lane: Lane, room: int) -> list[ManagedTx]:
+    """As many as fit, in order; a handler is asked alone, because its bytes don't exist yet."""
+    batch: list[ManagedTx] = []
+    for tx in lane.queue:
+        if len(batch) == room or (batch and tx.kind is Kind.HANDLER):
+            break
+        batch.append(tx)
+        if tx.kind is Kind.HANDLER:
+            break
+    return batch
+
+
+async def _refuse_what_is_too_late(lane: Lane) -> None:
+    now_s = lane.clock.now_s()
+    late = [tx for tx in lane.queue if tx.valid_until_s is not None and tx.valid_until_s <= now_s]
+    if late:
+        error = "validUntil passed before the transaction got its turn"
+        await lane.commit(
+            [lane.change(tx, partial(managed.refused, error=error)) for tx in late], op="expire"
+        )
+
+
+# ---- where the sequence stands
+
+
+async def _checked_cursor(lane: Lane) -> Cursor | None:
+    """The cursor to allocate from, compared with the chain as often as the policy asks; None when it can't be used."""
+    if lane.cursor is None:
+        return await _first_cursor(lane)
+    policy, now_s = lane.policy, lane.clock.now_s()
+    fresh = lane.chain_checked_at_s is not None and now_s - lane.chain_checked_at_s < policy.state_timeout_s
+    if policy.chain_query == "off" or fresh:
+        return lane.cursor
+    on_chain = await lane.chain.nonce(lane.signer.address, policy.chain_query)
+    lane.chain_checked_at_s = now_s
+    if on_chain <= lane.cursor.next_nonce:
+        return lane.cursor
+    if policy.strict:
+        await protect(
+            lane,
+            f"the chain's {policy.chain_query} nonce is {on_chain}, ours is {lane.cursor.next_nonce}:"
+            " somebody else uses this key",
+        )
+        return None
+    cursor = replace(lane.cursor, next_nonce=on_chain)
+    entry = Entry("AdoptChainNonce", {"from": lane.cursor.next_nonce, "to": on_chain})
+    await lane.commit(cursor=cursor, entries=[entry], op="adopt")
+    return cursor
+
+
+async def _first_cursor(lane: Lane) -> Cursor | None:
+    """The first use of a signer: where does its sequence begin?"""
+    policy, address = lane.policy, lane.signer.address
+    if policy.chain_query == "off" and policy.start_from != "chain":
+        latest = pending = policy.start_from
+    else:
+        latest = await lane.chain.nonce(address, "latest")
+        pending = max(latest, await lane.chain.nonce(address, "pending"))
+    lane.chain_checked_at_s = lane.clock.now_s()
+    if not policy.strict:
+        start = pending if policy.start_from == "chain" else max(policy.start_from, pending)
+        return await _begin(lane, start)
+    if policy.start_from == "chain" and latest == pending:
+        return await _begin(lane, latest)
+    if policy.start_from in (latest, "chain") and latest != pending:
+        await protect(
+            lane, f"transactions that are not ours wait in the pool (latest {latest}, pending {pending})"
+        )
+        return None
+    if policy.start_from != latest:
+        await protect(
+            lane,
+            f"the sequence shall start at {policy.start_from}, but the chain's nonce is {latest}:"
+            ' the address was used before (start_from = "chain" adopts its nonce)',
+        )
+        return None
+    return await _begin(lane, latest)
+
+
+async def _begin(lane: Lane, start: int) -> Cursor:
+    cursor = Cursor(next_nonce=start, start_nonce=start)
+    await lane.commit(cursor=cursor, entries=[Entry("BeginSequence", {"start": start})], op="begin")
+    return cursor
+
+
+# ---- what it costs
+
+
+async def _price(lane: Lane, batch: list[ManagedTx]) -> list[_Priced]:
+    """Gas and fees for each; what would revert is refused here, before a nonce is spent.
+
+    Order is kept: the first that can't be priced for a passing reason ends the batch.
+    """
+    quoted = await attempts.quote(lane)
+    async with asyncio.TaskGroup() as group:
+        estimates = [group.create_task(_gas(lane, tx)) for tx in batch]
+    priced: list[_Priced] = []
+    refusals = []
+    for tx, estimate in zip(batch, estimates, strict=True):
+        gas = estimate.result()
+        fees = tx.intent.fees or quoted
+        if isinstance(gas, int) and fees.fee_cap_wei > lane.policy.fee_cap_wei:
+            gas = f"the request's fee of {fees.fee_cap_wei} wei a gas is above the cap of {lane.policy.fee_cap_wei}"
+        if isinstance(gas, str):
+            refusals.append(lane.change(tx, partial(managed.refused, error=gas)))
+        elif gas is None:
+            lane.hold_allocation_until_s = lane.clock.now_s() + FUNDS_RETRY_S
+            lane.observer.note("unfunded", signer=lane.signer, tx=str(tx.tx_id))
+            break
+        else:
+            priced.append(_Priced(tx, gas, fees))
+    if refusals:
+        await lane.commit(refusals, op="refuse")
+    return priced
+
+
+async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
+    """The gas limit; or why it is refused; or None when the account can't pay yet."""
+    if tx.intent.gas is not None and not lane.policy.refuse_reverting:
+        return tx.intent.gas
+    try:
+        estimate = await lane.chain.estimate_gas(lane.signer.address, tx.intent.call)
+    except WouldRevert as error:
+        return f"would revert: {error}"
+    except InsufficientFunds:
+        return None
+    except RpcRefused as error:
+        return f"the node refuses to estimate it: {error}"
+    return tx.intent.gas or math.ceil(estimate * lane.policy.gas_factor)
+
+
+async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> int:
+    """The nonce first, because the handler needs it; if the handler is gone, the request goes before it costs one."""
+    if tx.tx_id not in lane.handlers:
+        await lane.commit(
+            [lane.change(tx, partial(managed.dropped, reason="its handler is gone"))], op="drop"
+        )
+        return 0
+    change = lane.change(tx, partial(managed.allocated, nonce=cursor.next_nonce, attempt=None))
+    await lane.commit([change], cursor=replace(cursor, next_nonce=cursor.next_nonce + 1), op="allocate")
+    return 1

@@ -1,0 +1,186 @@
+"""Send what was committed, lowest nonce first, and act on what the nodes say.
+
+Only bytes that the ledger holds go out, so a late sender is harmless and a crash loses nothing. The answer is a value;
+no answer means that the bytes may be out. What follows from each answer stands in `domain/decide.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from fencepost.application import attempts
+from fencepost.application.attempts import AtFeeCap
+from fencepost.application.lane import Lane, NonceContext, is_waiting_to_be_sent, protect
+from fencepost.domain import managed
+from fencepost.domain.decide import Action, decide
+from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
+from fencepost.domain.send import SendResult
+from fencepost.domain.states import State
+from fencepost.domain.transaction import SignedTx, UnsignedTx
+
+# One step may answer a node's refusal with new bytes this often; after that the lane comes back later.
+MOST_ROUNDS = 6
+
+FIRST_BACK_OFF_S = 0.25
+MOST_BACK_OFF_S = 30.0
+FUNDS_RETRY_S = 5.0
+HANDLER_TIMEOUT_S = 30.0
+
+
+async def broadcast(lane: Lane) -> int:
+    """How many sends were made."""
+    count = 0
+    for _ in range(MOST_ROUNDS):
+        if lane.is_protected:
+            break
+        await _ask_handlers(lane)
+        waiting = [tx for tx in lane.unmined if is_waiting_to_be_sent(tx)]
+        if not waiting:
+            break
+        lane.require_trust()
+        await send(lane, waiting)
+        count += len(waiting)
+    return count
+
+
+async def send(lane: Lane, txs: list[ManagedTx]) -> None:
+    """The stored bytes of each, in one batch; then one commit for all that was answered."""
+    results = await lane.chain.send([tx.latest.signed for tx in txs])
+    now_s = lane.clock.now_s()
+    actions: list[Action] = []
+    changes = []
+    for tx, result in zip(txs, results, strict=True):
+        action = _action(tx, result)
+        actions.append(action)
+        due_s = _due_s(lane, tx, action, now_s)
+        changes.append(
+            lane.change(
+                tx,
+                partial(
+                    managed.sent, attempt_number=tx.latest.number, result=result, now_s=now_s, due_s=due_s
+                ),
+            )
+        )
+        lane.observer.note(
+            "sent", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token, result=result.category.value
+        )
+    stored = await lane.commit(changes, op="send_result")
+    for tx, action, result in zip(stored, actions, results, strict=True):
+        await _follow_up(lane, tx, action, result)
+
+
+def _action(tx: ManagedTx, result: SendResult) -> Action:
+    return decide(
+        result.category, attempts_at_nonce=len(tx.attempts), is_filler=tx.latest.purpose is Purpose.FILLER
+    )
+
+
+def _due_s(lane: Lane, tx: ManagedTx, action: Action, now_s: float) -> float | None:
+    """When the bytes go out again if nothing else happens."""
+    if action is Action.TRACK:
+        return now_s + lane.policy.resubmit_interval_s if lane.policy.resubmit_enabled else None
+    if action is Action.WAIT_FOR_FUNDS:
+        return now_s + FUNDS_RETRY_S
+    return now_s + min(MOST_BACK_OFF_S, FIRST_BACK_OFF_S * float(1 << min(tx.latest.sent_count, 10)))
+
+
+async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResult) -> None:
+    match action:
+        case Action.LOOK_UP:
+            lane.must_look_up = True
+        case Action.SEND_LOWER_FIRST:
+            lane.hold_allocation_until_s = lane.clock.now_s() + FIRST_BACK_OFF_S
+            lane.must_look_up = True
+        case Action.SHRINK_WINDOW:
+            lane.window_limit = 1
+        case Action.WAIT_FOR_FUNDS:
+            lane.hold_allocation_until_s = lane.clock.now_s() + FUNDS_RETRY_S
+        case Action.PROTECT:
+            await protect(
+                lane,
+                f"a transaction that is not ours waits at nonce {tx.nonce} ({result.message or 'underpriced'})",
+            )
+        case Action.OUTBID | Action.REQUOTE:
+            await replace_attempt(lane, tx)
+        case Action.FILL:
+            await fill(lane, tx, ending=State.FAILED, error=result.message or result.category.value)
+        case Action.TRACK | Action.SEND_AGAIN:
+            pass
+
+
+async def replace_attempt(lane: Lane, tx: ManagedTx) -> None:
+    """The same wish at a higher price. At the cap it is stuck, and says so."""
+    try:
+        attempt = await attempts.next_attempt(lane, tx, purpose=tx.latest.purpose)
+    except AtFeeCap as error:
+        await lane.commit([lane.change(tx, partial(managed.stuck, reason=str(error)))], op="stuck")
+        return
+    await lane.commit([lane.change(tx, partial(managed.attempted, attempt=attempt, event="Bump"))], op="bump")
+
+
+async def fill(lane: Lane, tx: ManagedTx, *, ending: State, error: str) -> None:
+    """The wish is given up; a transfer of nothing to oneself goes for its nonce, so that no hole is left."""
+    give_up = partial(managed.given_up, ending=ending, error=error)
+    try:
+        attempt = await attempts.next_attempt(lane, tx, purpose=Purpose.FILLER)
+    except AtFeeCap as cap:
+        await lane.commit([lane.change(tx, give_up, partial(managed.stuck, reason=str(cap)))], op="stuck")
+        return
+    add = partial(managed.attempted, attempt=attempt, event="Fill")
+    await lane.commit([lane.change(tx, give_up, add)], op="fill")
+
+
+# ---- transactions that a caller's function builds
+
+
+async def _ask_handlers(lane: Lane) -> None:
+    for tx in [tx for tx in lane.unmined if tx.kind is Kind.HANDLER and not tx.attempts]:
+        lane.require_trust()
+        handler = lane.handlers.pop(tx.tx_id, None)
+        if handler is None:
+            await fill(lane, tx, ending=State.FAILED, error="its handler is gone")
+            continue
+        context = NonceContext(
+            signer=lane.signer, nonce=tx.held_nonce(), tx_id=tx.tx_id, fees=await attempts.quote(lane)
+        )
+        try:
+            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                built = await handler(context)
+            attempt = await _handlers_attempt(lane, tx, built)
+        except Exception as error:  # noqa: BLE001 - whatever a caller's code does, the nonce must be consumed
+            lane.observer.note(
+                "handler_failed", signer=lane.signer, tx=str(tx.tx_id), error=type(error).__name__
+            )
+            await fill(
+                lane,
+                tx,
+                ending=State.FAILED,
+                error=f"the handler failed: {type(error).__name__}: {error}"[:500],
+            )
+            continue
+        await lane.commit(
+            [lane.change(tx, partial(managed.attempted, attempt=attempt, event="Sign"))], op="sign"
+        )
+
+
+async def _handlers_attempt(lane: Lane, tx: ManagedTx, built: UnsignedTx | bytes) -> Attempt:
+    if isinstance(built, UnsignedTx):
+        _require_own_nonce(lane, tx, built)
+        return (await attempts.sign(lane, [built], numbers=[1], purpose=Purpose.INTENT))[0]
+    sender, said, tx_hash = lane.decode(built)
+    if sender != lane.signer.address:
+        raise ValueError(f"the handler's transaction is signed by {sender}, not by {lane.signer.address}")
+    _require_own_nonce(lane, tx, said)
+    signed = SignedTx(raw=built, hash=tx_hash)
+    return Attempt(
+        number=1, purpose=Purpose.INTENT, type=said.type, gas=said.gas, fees=said.fees, signed=signed
+    )
+
+
+def _require_own_nonce(lane: Lane, tx: ManagedTx, built: UnsignedTx) -> None:
+    if built.nonce != tx.nonce or built.chain_id != lane.signer.chain_id:
+        raise ValueError(
+            f"the handler built nonce {built.nonce} on chain {built.chain_id},"
+            f" but was given nonce {tx.nonce} on chain {lane.signer.chain_id}"
+        )

@@ -1,0 +1,109 @@
+"""One consistent view of a chain, shared by all lanes of a node.
+
+`refresh` asks for the head and walks back by parents until it meets what it knew; what it replaces on the way was
+forked out. Lanes read `view`; no lane ever mixes answers of two rounds. Nothing here is written down: after a restart
+the view begins at the head, and older blocks are read on demand (`view_around`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fencepost.application.ports import Block, BlockTag, Chain
+from fencepost.domain.confirmations import View
+from fencepost.domain.ids import BlockHash
+from fencepost.errors import RpcUnavailable
+
+# A node that slept through more blocks than this begins its view anew; its lanes then look up their receipts.
+MOST_CAUGHT_UP = 500
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChange:
+    blocks: tuple[Block, ...] = ()  # new canonical blocks, oldest first
+    forked_at: int | None = None  # the lowest number whose block was replaced
+    begun_anew: bool = False  # blocks were skipped: `blocks` does not tell everything
+
+
+@dataclass(slots=True)
+class ChainWatch:
+    chain: Chain
+    keep: int = (
+        256  # how many blocks below the head are remembered; forks deeper than this look as deep as this
+    )
+    settled_tag: BlockTag | None = None
+    _hashes: dict[int, BlockHash] = field(default_factory=dict)
+    _head: int = -1
+    _settled: int | None = None
+
+    @property
+    def view(self) -> View:
+        lowest = next(iter(self._hashes), self._head + 1)
+        return View(hashes=self._hashes, lowest=lowest, head=self._head, settled=self._settled)
+
+    async def refresh(self) -> HeadChange:
+        head = await self.chain.head()
+        if self.settled_tag is not None:
+            self._settled = (await self.chain.head(self.settled_tag)).number
+        if self._hashes.get(head.number) == head.hash and head.number == self._head:
+            return HeadChange()
+        begun_anew = not self._hashes or head.number - self._head > MOST_CAUGHT_UP
+        if begun_anew:
+            block = await self._block(head.number)
+            self._hashes = {block.header.number: block.header.hash}
+            self._head = block.header.number
+            return HeadChange(blocks=(block,), begun_anew=True)
+        return await self._walk_back(head.number)
+
+    async def _walk_back(self, top: int) -> HeadChange:
+        lowest = next(iter(self._hashes))
+        fresh: list[Block] = []
+        number = top
+        expected: BlockHash | None = None
+        while number >= lowest:
+            if expected is not None and self._hashes.get(number) == expected:
+                break
+            block = await self._block(number)
+            if expected is not None and block.header.hash != expected:
+                raise RpcUnavailable(
+                    "the chain changed while it was being read"
+                )  # the next round sees it whole
+            fresh.append(block)
+            if expected is None and self._hashes.get(number) == block.header.hash:
+                fresh.pop()  # the head went back to a block that we know
+                break
+            expected = block.header.parent_hash
+            number -= 1
+        forked_at = number + 1 if number < self._head else None
+        for replaced in range(number + 1, self._head + 1):
+            self._hashes.pop(replaced, None)
+        fresh.reverse()
+        for block in fresh:
+            self._hashes[block.header.number] = block.header.hash
+        self._head = fresh[-1].header.number if fresh else number
+        self._forget_old()
+        return HeadChange(blocks=tuple(fresh), forked_at=forked_at)
+
+    def _forget_old(self) -> None:
+        floor = self._head - self.keep
+        for number in [number for number in self._hashes if number < floor]:
+            del self._hashes[number]
+
+    async def view_around(self, number: int, *, above: int) -> View:
+        """A view that covers `number` and some blocks above it: the shared one, or a stretch read for the purpose."""
+        if self.view.covers(number) or number > self._head:
+            return self.view
+        hashes: dict[int, BlockHash] = {}
+        parent: BlockHash | None = None
+        for wanted in range(number, min(number + above, self._head) + 1):
+            block = await self._block(wanted)
+            if parent is not None and block.header.parent_hash != parent:
+                raise RpcUnavailable("the chain changed while it was being read")
+            hashes[wanted] = parent = block.header.hash
+        return View(hashes=hashes, lowest=number, head=max(hashes), settled=self._settled)
+
+    async def _block(self, number: int) -> Block:
+        block = await self.chain.block(number)
+        if block is None:
+            raise RpcUnavailable(f"block {number} is not there yet")
+        return block

@@ -1,0 +1,259 @@
+"""A lane: all work for one signer on the node that holds its lease, in order.
+
+`Lane` is the lane's memory and its one way to write. Memory is a copy of the ledger: it changes only after a commit
+that the ledger applied, and it is thrown away whenever there is doubt. The use cases (`reconcile`, `allocate`,
+`broadcast`, `track`, `escalate`, `intervene`) are functions that take a lane; one caller at a time runs them.
+
+What a death leaves behind:
+- before a commit: nothing; the next owner does the step again.
+- after a commit, before the send: signed bytes that the next owner sends.
+- after the send, before the result is written: bytes that may be out; sending them again is harmless.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from uuid import UUID
+
+from fencepost.application.heads import ChainWatch
+from fencepost.application.ports import (
+    Chain,
+    Clock,
+    Cursor,
+    KeyPort,
+    LaneState,
+    LaneWrite,
+    Ledger,
+    Observer,
+    TxChange,
+)
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Entry, ManagedTx, Step
+from fencepost.domain.states import CursorState, State
+from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.errors import Fenced, FencepostError
+
+
+class StateMoved(FencepostError):
+    """The lease is ours, but a row isn't as remembered: read the lane again."""
+
+    code = "state_moved"
+
+
+class Untrusted(FencepostError):
+    """The lease has not been renewed for too long to start anything new."""
+
+    code = "lease_untrusted"
+
+
+StuckDecision = Literal["wait", "resubmit", "mark", "filler"]
+StuckHook = Callable[[ManagedTx], Awaitable[StuckDecision]]
+
+
+@dataclass(frozen=True, slots=True)
+class NonceContext:
+    """What a handler of `with_nonce` gets: the nonce is its own, and will be consumed whatever it does."""
+
+    signer: Signer
+    nonce: int
+    tx_id: UUID
+    fees: Fees
+
+
+Handler = Callable[[NonceContext], Awaitable[UnsignedTx | bytes]]
+
+# Raw bytes → who signed them, what they say, their hash. Raises ValueError.
+Decode = Callable[[bytes], tuple[Address, UnsignedTx, TxHash]]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that a lane obeys, as values."""
+
+    strict: bool = True
+    start_from: int | Literal["chain"] = 0
+    max_in_flight: int = 16
+    chain_query: Literal["off", "pending", "latest"] = "pending"
+    state_timeout_s: float = 30.0
+    resubmit_enabled: bool = True
+    resubmit_interval_s: float = 60.0
+    resubmit_max_attempts: int = 0
+    required: int | Literal["safe", "finalized"] = 20
+    stale_receipt_timeout_s: float = 60.0
+    fetch_receipt_upon_entry: bool = False
+    receipt_workers: int = 10
+    fixed_fees: Fees | None = None
+    fee_cap_wei: int = 500_000_000_000
+    bump_enabled: bool = False
+    bump_percent: int = 10
+    bump_after_resubmits: int = 3
+    gas_factor: float = 1.2
+    refuse_reverting: bool = True
+    history_max_entries: int = 200
+
+    @property
+    def window(self) -> int:
+        return 1 if self.strict else self.max_in_flight
+
+    @property
+    def required_blocks(self) -> int | None:
+        return self.required if isinstance(self.required, int) else None
+
+
+@dataclass(slots=True)
+class Lane:
+    term: Term
+    policy: Policy
+    ledger: Ledger
+    chain: Chain
+    watch: ChainWatch
+    keys: KeyPort
+    clock: Clock
+    observer: Observer
+    stuck_hook: StuckHook
+    handlers: dict[UUID, Handler]
+    decode: Decode
+
+    cursor: Cursor | None = None
+    in_flight: dict[int, ManagedTx] = field(default_factory=dict)  # by nonce, lowest first
+    queue: deque[ManagedTx] = field(default_factory=deque)
+    queue_may_have_more: bool = True  # the ledger may hold requests that are not loaded
+    commands_may_wait: bool = True
+
+    reconciled: bool = False
+    window_limit: int | None = None  # shrunk when a node says so
+    hold_allocation_until_s: float = 0.0
+    chain_checked_at_s: float | None = None
+    receipt_checked_at_s: float | None = None
+    suspicions: dict[int, int] = field(
+        default_factory=dict
+    )  # nonce → how often it looked consumed by a stranger
+    quoted: tuple[float, Fees] | None = None
+    seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
+    must_look_up: bool = False  # blocks may have been missed: ask for every receipt
+
+    @property
+    def signer(self) -> Signer:
+        return self.term.signer
+
+    @property
+    def is_protected(self) -> bool:
+        return self.cursor is not None and self.cursor.state is CursorState.PROTECT
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.in_flight or self.queue or self.queue_may_have_more or self.commands_may_wait)
+
+    @property
+    def unmined(self) -> list[ManagedTx]:
+        """What waits for a block, by nonce."""
+        return [tx for tx in self.in_flight.values() if tx.mined is None]
+
+    def adopt(self, state: LaneState, *, queue_limit: int) -> None:
+        self.cursor = state.cursor
+        self.in_flight = {tx.held_nonce(): tx for tx in state.in_flight}
+        self.queue = deque(state.queue)
+        self.queue_may_have_more = len(state.queue) >= queue_limit
+
+    def require_trust(self) -> None:
+        if not self.term.is_trusted(self.clock.now_s()):
+            raise Untrusted(f"the lease of {self.signer} was not renewed in time")
+
+    async def commit(
+        self,
+        changes: Sequence[TxChange] = (),
+        *,
+        cursor: Cursor | None = None,
+        entries: Sequence[Entry] = (),
+        done_commands: Sequence[tuple[int, str]] = (),
+        op: str,
+    ) -> list[ManagedTx]:
+        """Write, all or nothing; then remember. Gives the transactions as they are now."""
+        written = await self.ledger.commit(
+            LaneWrite(
+                term=self.term,
+                changes=tuple(changes),
+                cursor_before=self.cursor,
+                cursor_after=cursor,
+                entries=tuple(entries),
+                done_commands=tuple(done_commands),
+            )
+        )
+        if not written.lease_ok:
+            self.observer.note("fenced", signer=self.signer, token=self.term.token, op=op)
+            raise Fenced(f"the lease of {self.signer} has a newer term than {self.term.token} ({op})")
+        if not written.applied:
+            raise StateMoved(f"{self.signer} is not as remembered ({op})")
+        if cursor is not None:
+            self.cursor = cursor
+        stored = [replace(change.after, version=change.before.version + 1) for change in changes]
+        for tx in stored:
+            self._remember(tx)
+        self.observer.note(
+            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[str(tx.tx_id) for tx in stored]
+        )
+        return stored
+
+    def _remember(self, tx: ManagedTx) -> None:
+        if tx.state is State.QUEUED:
+            self.queue = deque(tx if queued.tx_id == tx.tx_id else queued for queued in self.queue)
+            return
+        if self.queue and self.queue[0].tx_id == tx.tx_id:
+            self.queue.popleft()
+        else:
+            self.queue = deque(queued for queued in self.queue if queued.tx_id != tx.tx_id)
+        if tx.nonce is None:
+            return
+        if tx.is_terminal:
+            self.in_flight.pop(tx.nonce, None)
+            self.suspicions.pop(tx.nonce, None)
+        elif tx.nonce in self.in_flight or not self.in_flight or tx.nonce > next(reversed(self.in_flight)):
+            self.in_flight[tx.nonce] = tx
+        else:  # a reopened transaction may lie below what is in flight
+            self.in_flight = dict(sorted([*self.in_flight.items(), (tx.nonce, tx)]))
+
+    def change(self, tx: ManagedTx, *steps: Callable[[ManagedTx], Step]) -> TxChange:
+        """Several things that happen to one transaction in one commit."""
+        entries: list[Entry] = []
+        after = tx
+        for step in steps:
+            taken = step(after)
+            after = taken.tx
+            entries += taken.entries
+        entries = self._bounded(tx, entries)
+        return TxChange(tx, replace(after, journal_count=tx.journal_count + len(entries)), tuple(entries))
+
+    def _bounded(self, tx: ManagedTx, entries: Iterable[Entry]) -> list[Entry]:
+        """A transaction that is sent again for days must not fill the journal: repeats stop being written down."""
+        if tx.journal_count < self.policy.history_max_entries:
+            return list(entries)
+        return [entry for entry in entries if entry.event not in REPEATED_EVENTS]
+
+
+REPEATED_EVENTS = frozenset({"Resubmit", "SendResult", "Stale", "Confirm"})
+
+
+async def protect(lane: Lane, reason: str) -> None:
+    """A precondition is broken: nothing more goes out for this signer until a person decides."""
+    if lane.is_protected:
+        return
+    start = lane.policy.start_from if isinstance(lane.policy.start_from, int) else 0
+    base = lane.cursor or Cursor(next_nonce=start, start_nonce=start)
+    cursor = replace(base, state=CursorState.PROTECT, reason=reason[:2000])
+    await lane.commit(cursor=cursor, entries=[Entry("Protect", {"reason": reason})], op="protect")
+    lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)
+
+
+def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
+    """It has bytes that never went out, as far as we know."""
+    return (
+        tx.state in (State.ALLOCATED, State.SUBMITTED)
+        and tx.mined is None
+        and bool(tx.attempts)
+        and tx.latest.sent_count == 0
+        and tx.resubmit_due_s is None
+    )

@@ -1,0 +1,57 @@
+"""One round of a lane: everything that can be done now, then when to come back."""
+
+from __future__ import annotations
+
+from fencepost.application.allocate import allocate
+from fencepost.application.broadcast import broadcast
+from fencepost.application.escalate import escalate
+from fencepost.application.intervene import intervene
+from fencepost.application.lane import Lane
+from fencepost.application.reconcile import QUEUE_LIMIT, reconcile
+from fencepost.application.track import stale_after_s, track
+
+# A round ends after this many batches, so that lanes that share a worker take turns.
+MOST_BATCHES = 8
+
+
+async def step(lane: Lane) -> float | None:
+    """Seconds until the lane wants to be stepped again, or None when only a wake-up can give it work."""
+    if not lane.reconciled:
+        await reconcile(lane)
+    if lane.commands_may_wait:
+        await intervene(lane)
+    await track(lane)
+    await escalate(lane)
+    await broadcast(lane)
+    for _ in range(MOST_BATCHES):
+        await _refill(lane)
+        if not await allocate(lane):
+            break
+        await broadcast(lane)
+    else:
+        return 0.0
+    return _come_back_in_s(lane)
+
+
+async def _refill(lane: Lane) -> None:
+    if lane.queue_may_have_more and len(lane.queue) < lane.policy.window:
+        lane.queue_may_have_more = False
+        loaded = await lane.ledger.load_queue(lane.signer, limit=QUEUE_LIMIT)
+        lane.queue.clear()
+        lane.queue.extend(loaded)
+        lane.queue_may_have_more = lane.queue_may_have_more or len(loaded) >= QUEUE_LIMIT
+
+
+def _come_back_in_s(lane: Lane) -> float | None:
+    now_s = lane.clock.now_s()
+    times = [
+        tx.resubmit_due_s for tx in lane.unmined if tx.resubmit_due_s is not None and not lane.is_protected
+    ]
+    stale_s = stale_after_s(lane)
+    if stale_s is not None:
+        times.append(stale_s)
+    if lane.must_look_up:
+        times.append(now_s + 0.5)
+    if lane.queue and lane.hold_allocation_until_s > now_s:
+        times.append(lane.hold_allocation_until_s)
+    return max(0.0, min(times) - now_s) if times else None

@@ -1,0 +1,159 @@
+"""From sent to ended: receipts, confirmations, forks.
+
+Blocks tell which of our hashes are in (`lane.seen`); only those receipts are fetched. Not found is no error. Any
+attempt of ours that mined decides. A receipt counts once its block stands in the shared view, and the end comes when
+that block lies deep enough in it. A block that leaves the view takes its receipts with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from fencepost.application.lane import Lane, protect
+from fencepost.application.ports import Receipt, TxChange
+from fencepost.domain import managed
+from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm, standing
+from fencepost.domain.managed import ManagedTx, Mined
+from fencepost.domain.states import State
+
+# A nonce that looks consumed by a stranger is looked at this often before the alarm: receipts may lag behind nonces.
+SUSPICIONS_BEFORE_PROTECT = 3
+
+
+async def track(lane: Lane) -> int:
+    """How many transactions moved."""
+    moved = await _confirm(lane)
+    wanted = _due_for_look_up(lane)
+    if wanted:
+        moved += await look_up(lane, wanted)
+        moved += await _confirm(lane)
+    return moved
+
+
+def _due_for_look_up(lane: Lane) -> list[ManagedTx]:
+    """Those that a block is known to contain; all of them, now and then and when blocks may have been missed."""
+    now_s = lane.clock.now_s()
+    unmined = [tx for tx in lane.unmined if tx.attempts]
+    if not unmined:
+        lane.must_look_up = False
+        lane.receipt_checked_at_s = now_s
+        return []
+    checked_s = lane.receipt_checked_at_s
+    if lane.must_look_up or checked_s is None or now_s - checked_s >= lane.policy.stale_receipt_timeout_s:
+        lane.must_look_up = False
+        lane.receipt_checked_at_s = now_s
+        return unmined
+    return [tx for tx in unmined if any(attempt.signed.hash in lane.seen for attempt in tx.attempts)]
+
+
+async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
+    """Fetch the receipts of all attempts; record those whose block stands in the view."""
+    hashes = [attempt.signed.hash for tx in txs for attempt in tx.attempts]
+    found = {receipt.tx_hash: receipt for receipt in await lane.chain.receipts(hashes) if receipt is not None}
+    lane.observer.note("receipts", signer=lane.signer, asked=len(hashes), found=len(found))
+    changes: list[TxChange] = []
+    missing: list[ManagedTx] = []
+    for tx in txs:
+        receipt = next((found[a.signed.hash] for a in tx.attempts if a.signed.hash in found), None)
+        if receipt is None:
+            missing.append(tx)
+        elif (
+            standing(BlockRef(receipt.block_number, receipt.block_hash), lane.watch.view)
+            is not Standing.ORPHANED
+        ):
+            changes.append(lane.change(tx, partial(managed.mined, receipt=_mined(receipt))))
+            lane.suspicions.pop(tx.held_nonce(), None)
+    if changes:
+        lane.seen -= set(found)
+        await lane.commit(changes, op="receipt")
+    await _judge_missing(lane, missing)
+    return len(changes)
+
+
+def _mined(receipt: Receipt) -> Mined:
+    return Mined(
+        tx_hash=receipt.tx_hash,
+        block=BlockRef(receipt.block_number, receipt.block_hash),
+        succeeded=receipt.succeeded,
+        gas_used=receipt.gas_used,
+        receipt=receipt.raw,
+    )
+
+
+async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
+    """No receipt for any attempt: fine, unless the chain says that the nonce is consumed."""
+    if not missing:
+        return
+    latest = await lane.chain.nonce(lane.signer.address, "latest")
+    stale: list[TxChange] = []
+    for tx in missing:
+        nonce = tx.held_nonce()
+        if nonce < latest:
+            lane.suspicions[nonce] = lane.suspicions.get(nonce, 0) + 1
+            lane.must_look_up = True
+            if lane.suspicions[nonce] >= SUSPICIONS_BEFORE_PROTECT:
+                await protect(lane, f"nonce {nonce} was consumed by a transaction that is not ours")
+                return
+        elif _is_newly_stale(lane, tx):
+            stale.append(lane.change(tx, managed.stale))
+    if stale:
+        await lane.commit(stale, op="stale")
+
+
+def _is_newly_stale(lane: Lane, tx: ManagedTx) -> bool:
+    return (
+        tx.sub_state is None
+        and tx.state is State.SUBMITTED
+        and tx.last_submit_s is not None
+        and lane.clock.now_s() - tx.last_submit_s >= lane.policy.stale_receipt_timeout_s
+    )
+
+
+# ---- depth
+
+
+async def _confirm(lane: Lane) -> int:
+    changes: list[TxChange] = []
+    orphans: list[ManagedTx] = []
+    for tx in [tx for tx in lane.in_flight.values() if tx.mined is not None]:
+        now = await _confirmations(lane, tx)
+        if now.standing is Standing.ORPHANED:
+            changes.append(lane.change(tx, partial(managed.orphaned, due_s=lane.clock.now_s())))
+            orphans.append(tx)
+            lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id))
+        elif now.is_final and tx.state is State.TRACKING:
+            reason = (
+                None
+                if tx.mined is None or tx.mined.succeeded
+                else await lane.chain.revert_reason(tx.mined.tx_hash)
+            )
+            changes.append(
+                lane.change(tx, partial(managed.finished, confirmations=now, revert_reason=reason))
+            )
+        elif now.standing is Standing.CANONICAL and now.blocks != tx.confirmations:
+            changes.append(lane.change(tx, partial(managed.confirmed_further, confirmations=now)))
+            if now.new_fork:
+                lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id))
+    if not changes:
+        return 0
+    stored = await lane.commit(changes, op="confirm")
+    gone = {tx.tx_id for tx in orphans}
+    if gone:
+        # The new fork may hold the same transaction in another block: look before sending it again.
+        await look_up(lane, [tx for tx in stored if tx.tx_id in gone])
+    return len(changes)
+
+
+async def _confirmations(lane: Lane, tx: ManagedTx) -> Confirmations:
+    assert tx.mined is not None  # noqa: S101 - the caller chose those
+    required = lane.policy.required_blocks
+    view = await lane.watch.view_around(tx.mined.block.number, above=0 if required is None else required)
+    return confirm(tx.mined.block, view, recorded=tx.confirmations, required=required)
+
+
+def stale_after_s(lane: Lane) -> float | None:
+    """When to look for receipts again without a hint."""
+    if not lane.unmined or lane.receipt_checked_at_s is None:
+        return None
+    return lane.receipt_checked_at_s + lane.policy.stale_receipt_timeout_s

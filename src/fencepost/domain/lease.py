@@ -1,0 +1,29 @@
+"""The right to act for a signer: a term with its fencing token, and how long this node may trust it.
+
+Safety never rests on a clock: every write names the token, and the database refuses an old one. Time only decides when
+a holder stops starting new work. `renewed_at_s` is monotonic time read *before* the renewal was sent, so the lease as
+the database sees it ends later than we think, never earlier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fencepost.domain.ids import Signer
+
+# Beyond this share of the lease's duration without a renewal, no new work is started.
+TRUSTED_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    signer: Signer
+    token: int
+    renewed_at_s: float
+    duration_s: float
+
+    def is_trusted(self, now_s: float) -> bool:
+        return now_s - self.renewed_at_s < self.duration_s * TRUSTED_SHARE
+
+    def renewed(self, at_s: float) -> Term:
+        return replace(self, renewed_at_s=at_s)
