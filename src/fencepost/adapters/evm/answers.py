@@ -1,0 +1,105 @@
+"""From the JSON of nodes to the values of the ports, and back for calls.
+
+Contract: a shape that is not what the method promises raises `RpcUnavailable`: such an answer is none, and another
+endpoint may do better.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from fencepost.application.ports import Block, Header, Receipt
+from fencepost.domain.ids import Address, BlockHash, TxHash
+from fencepost.domain.transaction import Call
+from fencepost.errors import RpcUnavailable
+
+_QUANTITY: Final = re.compile(r"0x[0-9a-fA-F]{1,64}")
+_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}")
+# A pending block has no hash yet; geth answers null.
+_NO_HASH: Final = BlockHash("0x" + "0" * 64)
+
+
+def quantity(value: object, *, of: str) -> int:
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise RpcUnavailable(f"malformed answer: {of} is not a hex number")
+    return int(value, 16)
+
+
+def hash_text(value: object, *, of: str) -> str:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise RpcUnavailable(f"malformed answer: {of} is not a hash")
+    return value.lower()
+
+
+def header(value: object) -> Header:
+    fields = _object(value, of="block")
+    base_fee = fields.get("baseFeePerGas")
+    block_hash = fields.get("hash")
+    return Header(
+        number=quantity(fields.get("number"), of="block number"),
+        hash=_NO_HASH if block_hash is None else BlockHash(hash_text(block_hash, of="block hash")),
+        parent_hash=BlockHash(hash_text(fields.get("parentHash"), of="parent hash")),
+        base_fee_wei=None if base_fee is None else quantity(base_fee, of="base fee"),
+        timestamp_s=quantity(fields.get("timestamp"), of="timestamp"),
+    )
+
+
+def block(value: object) -> Block:
+    hashes = _object(value, of="block").get("transactions")
+    if not isinstance(hashes, list):
+        raise RpcUnavailable("malformed answer: the block lists no transactions")
+    return Block(
+        header=header(value),
+        tx_hashes=tuple(TxHash(hash_text(item, of="transaction hash")) for item in hashes),
+    )
+
+
+def receipt(value: object) -> Receipt | None:
+    """None also for the receipt of a transaction that is in no block yet, which some nodes answer."""
+    if value is None:
+        return None
+    fields = _object(value, of="receipt")
+    if fields.get("blockHash") is None or fields.get("blockNumber") is None:
+        return None
+    return Receipt(
+        tx_hash=TxHash(hash_text(fields.get("transactionHash"), of="transaction hash")),
+        block_number=quantity(fields["blockNumber"], of="block number"),
+        block_hash=BlockHash(hash_text(fields["blockHash"], of="block hash")),
+        succeeded=quantity(fields.get("status"), of="status") == 1,
+        gas_used=quantity(fields.get("gasUsed"), of="gas used"),
+        raw=fields,
+    )
+
+
+def call_object(sender: Address, call: Call) -> dict[str, Any]:
+    fields: dict[str, Any] = {"from": sender, "value": hex(call.value_wei), "data": f"0x{call.data.hex()}"}
+    if call.to is not None:
+        fields["to"] = call.to
+    if call.access_list:
+        fields["accessList"] = [
+            {"address": entry.address, "storageKeys": [f"0x{key.hex()}" for key in entry.storage_keys]}
+            for entry in call.access_list
+        ]
+    return fields
+
+
+def replay_object(transaction: object) -> tuple[dict[str, Any], int] | None:
+    """A mined transaction as an `eth_call` and the number of its block; None while it is in no block.
+
+    The price stays out of it: a replay shall not fail for want of the fee that was paid.
+    """
+    if transaction is None:
+        return None
+    fields = _object(transaction, of="transaction")
+    if fields.get("blockNumber") is None:
+        return None
+    call = {name: fields[name] for name in ("from", "to", "value", "gas") if fields.get(name) is not None}
+    call["data"] = fields.get("input", "0x")
+    return call, quantity(fields["blockNumber"], of="block number")
+
+
+def _object(value: object, *, of: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RpcUnavailable(f"malformed answer: the {of} is not an object")
+    return value

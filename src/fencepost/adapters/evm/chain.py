@@ -1,0 +1,303 @@
+"""The `Chain` port over the nodes of one EVM chain.
+
+Contract, beyond the port's
+- A send goes to every healthy endpoint once and at the same time; what they say is merged (`merge.py`). A hash that
+  isn't the one computed before the send is `UNKNOWN`: under load, nodes have answered with another nonce's hash.
+- Whether the nodes know a transaction, and the receipt one of them lacks, is asked of all healthy endpoints: "nobody
+  has it" must not rest on the word of one node that is behind, because a nonce that is consumed while no receipt is
+  found looks like a stranger's work. Other reads go to the best endpoint.
+- `verify_chain_id` comes first; before it, `chain_id` has no value.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+from fencepost.adapters.evm import answers
+from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, typical
+from fencepost.adapters.evm.merge import merge
+from fencepost.adapters.evm.node_errors import Row, classify
+from fencepost.adapters.evm.revert import refusal_reason
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.application.ports import Block, BlockTag, Chain, Header, Receipt
+from fencepost.domain.ids import Address, TxHash, parse_tx_hash
+from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.transaction import Call, Fees, SignedTx
+from fencepost.errors import (
+    ChainUnusable,
+    InsufficientFunds,
+    RpcError,
+    RpcRefused,
+    RpcUnavailable,
+    WouldRevert,
+)
+
+_FEE_HISTORY_BLOCKS: Final = 5
+_FEE_PERCENTILE: Final = 50
+_METHOD_NOT_FOUND: Final = -32601
+# What a node that failed as a whole may have meant; anything else it says is about the transaction.
+_ABOUT_THE_NODE: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
+
+
+class EvmChain(Chain):
+    """`patterns` are the operator's own rows for `node_errors.classify`."""
+
+    def __init__(
+        self,
+        rpcs: Sequence[JsonRpc],
+        *,
+        patterns: Sequence[Row] = (),
+        grace_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
+        self._patterns = tuple(patterns)
+
+    @property
+    def chain_id(self) -> int:
+        if not self._endpoints.chain_id:
+            raise ChainUnusable("the chain id has not been verified yet")
+        return self._endpoints.chain_id
+
+    async def close(self) -> None:
+        for endpoint in self._endpoints.all:
+            await endpoint.rpc.close()
+
+    async def verify_chain_id(self, expected: int) -> int:
+        """Every endpoint that answers must name the expected id, or, with 0, the same one; that one is adopted.
+
+        An endpoint that doesn't answer now is asked again before its first use.
+        """
+
+        async def ask(endpoint: Endpoint) -> int:
+            return answers.quantity(await endpoint.rpc.call("eth_chainId"), of="chain id")
+
+        try:
+            named = answers_of(await self._endpoints.ask_all(ask))
+        except RpcError as error:
+            raise ChainUnusable(f"no RPC endpoint answers: {error}") from error
+        wanted = expected or named[0][1]
+        for endpoint, chain_id in named:
+            if chain_id != wanted:
+                raise ChainUnusable(f"{endpoint.rpc.endpoint} is on chain {chain_id}, not {wanted}")
+            endpoint.verified = True
+        self._endpoints.chain_id = wanted
+        return wanted
+
+    async def send(self, txs: Sequence[SignedTx]) -> Sequence[SendResult]:
+        if not txs:
+            return []
+        calls = [("eth_sendRawTransaction", [f"0x{tx.raw.hex()}"]) for tx in txs]
+
+        async def ask(endpoint: Endpoint) -> list[SendResult]:
+            said = await endpoint.rpc.batch(calls)
+            results = [self._send_result(tx, answer) for tx, answer in zip(txs, said, strict=True)]
+            if all(
+                isinstance(answer, RpcError) and result.category in _ABOUT_THE_NODE
+                for answer, result in zip(said, results, strict=True)
+            ):
+                raise said[0]  # not one usable answer: the endpoint rests
+            return results
+
+        settled = await self._endpoints.ask_all(ask)
+        by_endpoint = [
+            [self._refusal(answer)] * len(txs) if isinstance(answer, RpcError) else answer
+            for _, answer in settled
+        ]
+        return [merge(results) for results in zip(*by_endpoint, strict=True)]
+
+    def _send_result(self, tx: SignedTx, answer: object) -> SendResult:
+        if isinstance(answer, RpcError):
+            return self._refusal(answer)
+        try:
+            returned = parse_tx_hash(answer) if isinstance(answer, str) else None
+        except ValueError:
+            returned = None
+        if returned == tx.hash:
+            return SendResult(SendCategory.ACCEPTED, returned_hash=returned)
+        return SendResult(
+            SendCategory.UNKNOWN, message=f"the node answered {returned or 'no hash'}", returned_hash=returned
+        )
+
+    def _refusal(self, error: RpcError) -> SendResult:
+        text, code = str(error), None
+        if isinstance(error, RpcRefused):
+            code = error.rpc_code
+            # Some nodes put the generic half into the message and the reason into the data.
+            if isinstance(error.data, str) and not error.data.startswith("0x"):
+                text = f"{text}: {error.data}"
+        return classify(text, rpc_code=code, extra=self._patterns)
+
+    async def nonce(self, address: Address, tag: Literal["latest", "pending"]) -> int:
+        async def ask(endpoint: Endpoint) -> int:
+            return answers.quantity(
+                await endpoint.rpc.call("eth_getTransactionCount", [address, tag]), of="nonce"
+            )
+
+        return typical([nonce for _, nonce in answers_of(await self._endpoints.ask_all(ask))])
+
+    async def balance_wei(self, address: Address) -> int:
+        async def ask(endpoint: Endpoint) -> int:
+            return answers.quantity(
+                await endpoint.rpc.call("eth_getBalance", [address, "latest"]), of="balance"
+            )
+
+        return await self._endpoints.read(ask)
+
+    async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
+        """A receipt one node lacks is asked of all. None means that each of them was reached and has none."""
+        if not hashes:
+            return []
+        found = await self._endpoints.read(lambda endpoint: _receipts(endpoint, hashes))
+        missing = [tx_hash for tx_hash, receipt in zip(hashes, found, strict=True) if receipt is None]
+        if not missing or len(self._endpoints.all) == 1:
+            return found
+        settled = await self._endpoints.ask_all(lambda endpoint: _receipts(endpoint, missing))
+        elsewhere = {
+            receipt.tx_hash: receipt for _, said in answers_of(settled) for receipt in said if receipt
+        }
+        errors = [said for _, said in settled if isinstance(said, RpcError)]
+        if errors and len(elsewhere) < len(set(missing)):
+            raise errors[0]
+        return [receipt or elsewhere.get(tx_hash) for tx_hash, receipt in zip(hashes, found, strict=True)]
+
+    async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
+        if not hashes:
+            return []
+
+        async def ask(endpoint: Endpoint) -> list[bool]:
+            said = await endpoint.batch([("eth_getTransactionByHash", [tx_hash]) for tx_hash in hashes])
+            return [item is not None for item in said]
+
+        everywhere = [known for _, known in answers_of(await self._endpoints.ask_all(ask))]
+        return [any(known) for known in zip(*everywhere, strict=True)]
+
+    async def head(self, tag: BlockTag = "latest") -> Header:
+        async def ask(endpoint: Endpoint) -> Header:
+            said = await endpoint.rpc.call("eth_getBlockByNumber", [tag, False])
+            if said is None:
+                raise RpcRefused(f"the node has no {tag} block yet")
+            return answers.header(said)
+
+        if tag != "latest":
+            return await self._endpoints.read(ask)
+        # All are asked, because this is where their order comes from.
+        heads = dict(answers_of(await self._endpoints.ask_all(ask)))
+        for endpoint, header in heads.items():
+            endpoint.head = header.number
+        return heads[self._endpoints.best_first(list(heads))[0]]
+
+    async def block(self, number: int) -> Block | None:
+        async def ask(endpoint: Endpoint) -> Block | None:
+            said = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), False])
+            return None if said is None else answers.block(said)
+
+        return await self._endpoints.read(ask)
+
+    async def block_receipts(self, number: int) -> Sequence[Receipt] | None:
+        """All receipts of a block in one call; None where the node can't, or hasn't the block: ask by hash instead."""
+
+        async def ask(endpoint: Endpoint) -> list[Receipt] | None:
+            if not endpoint.has_block_receipts:
+                return None
+            try:
+                said = await endpoint.rpc.call("eth_getBlockReceipts", [hex(number)])
+            except RpcRefused as error:
+                if not _lacks_method(error):
+                    raise
+                endpoint.has_block_receipts = False
+                return None
+            if said is None:
+                return None
+            if not isinstance(said, list):
+                raise RpcUnavailable("malformed answer: the receipts are not a list")
+            return [receipt for receipt in map(answers.receipt, said) if receipt is not None]
+
+        return await self._endpoints.read(ask)
+
+    async def estimate_gas(self, sender: Address, call: Call) -> int:
+        async def ask(endpoint: Endpoint) -> int:
+            said = await endpoint.rpc.call("eth_estimateGas", [answers.call_object(sender, call)])
+            return answers.quantity(said, of="gas")
+
+        try:
+            return await self._endpoints.read(ask)
+        except RpcRefused as error:
+            if (reason := refusal_reason(str(error), rpc_code=error.rpc_code, data=error.data)) is not None:
+                raise WouldRevert(reason) from error
+            if self._refusal(error).category is SendCategory.INSUFFICIENT_FUNDS:
+                raise InsufficientFunds(str(error), rpc_code=error.rpc_code, data=error.data) from error
+            raise
+
+    async def quote_fees(self) -> Fees:
+        return await self._endpoints.read(_quote)
+
+    async def revert_reason(self, tx_hash: TxHash) -> str | None:
+        return await self._endpoints.read(lambda endpoint: _replayed(endpoint, tx_hash))
+
+
+async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | None]:
+    said = await endpoint.batch([("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes])
+    found = [answers.receipt(item) for item in said]
+    for tx_hash, receipt in zip(hashes, found, strict=True):
+        if receipt is not None and receipt.tx_hash != tx_hash:
+            raise RpcUnavailable(f"{endpoint.rpc.endpoint}: the receipt of another transaction")
+    return found
+
+
+async def _quote(endpoint: Endpoint) -> Fees:
+    try:
+        said = await endpoint.rpc.call(
+            "eth_feeHistory", [hex(_FEE_HISTORY_BLOCKS), "latest", [_FEE_PERCENTILE]]
+        )
+    except RpcRefused:
+        said = None  # a chain from before EIP-1559
+    base_fees = said.get("baseFeePerGas") if isinstance(said, dict) else None
+    if not isinstance(base_fees, list) or not base_fees:
+        gas_price_wei = await _gas_price_wei(endpoint)
+        return Fees(fee_cap_wei=gas_price_wei, tip_wei=gas_price_wei)
+    base_wei = answers.quantity(base_fees[-1], of="base fee")  # the last one is the next block's
+    tip_wei = _median_tip_wei(said.get("reward"))
+    if not tip_wei:
+        # Blocks without transactions know no tip, and a tip of 0 is refused by many nodes.
+        tip_wei = max(await _gas_price_wei(endpoint) - base_wei, 1)
+    return Fees(fee_cap_wei=2 * base_wei + tip_wei, tip_wei=tip_wei)
+
+
+async def _gas_price_wei(endpoint: Endpoint) -> int:
+    return answers.quantity(await endpoint.rpc.call("eth_gasPrice"), of="gas price")
+
+
+def _median_tip_wei(rewards: Any) -> int:
+    """Of the blocks that had transactions; 0 when none had."""
+    if not isinstance(rewards, list):
+        return 0
+    tips = [
+        answers.quantity(reward[0], of="tip") for reward in rewards if isinstance(reward, list) and reward
+    ]
+    return statistics.median_high([tip for tip in tips if tip] or [0])
+
+
+async def _replayed(endpoint: Endpoint, tx_hash: TxHash) -> str | None:
+    replay = answers.replay_object(await endpoint.rpc.call("eth_getTransactionByHash", [tx_hash]))
+    if replay is None:
+        return None
+    call, number = replay
+    # The state it ran on lies between its parent's and its block's, so each is tried; archive nodes aside, either may
+    # be gone.
+    for at in (max(number - 1, 0), number):
+        try:
+            await endpoint.rpc.call("eth_call", [call, hex(at)])
+        except RpcRefused as error:
+            reason = refusal_reason(str(error), rpc_code=error.rpc_code, data=error.data)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _lacks_method(error: RpcRefused) -> bool:
+    text = str(error).lower()
+    return error.rpc_code == _METHOD_NOT_FOUND or "not supported" in text or "does not exist" in text

@@ -1,0 +1,341 @@
+"""What the `Chain` port promises, over the fake and over `EvmChain` on a real node.
+
+Each test has an account of its own, so that a chain which lives on between tests is no matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import pytest
+from coincurve import PrivateKey
+
+from fakes.chain import Decoded, FakeChain
+from fencepost.adapters.evm.chain import EvmChain
+from fencepost.adapters.evm.encoding import address_of, decode_signed, sign_tx
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.application.ports import Chain
+from fencepost.domain.ids import Address, TxHash
+from fencepost.domain.send import SendCategory
+from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
+from fencepost.errors import ChainUnusable, WouldRevert
+
+CHAIN_ID = 31_337
+GWEI = 10**9
+UNKNOWN_HASH = TxHash("0x" + "77" * 32)
+REASON = "not today"
+
+
+def _reverting_code(reason: str) -> bytes:
+    """Code that copies its own tail, `Error(reason)`, to memory and reverts with it."""
+    text = reason.encode()
+    words = (32).to_bytes(32, "big") + len(text).to_bytes(32, "big") + text + bytes(-len(text) % 32)
+    tail = bytes.fromhex("08c379a0") + words
+    return bytes.fromhex(f"60{len(tail):02x}600c600039 60{len(tail):02x}6000fd") + tail
+
+
+class Anvil(Protocol):
+    """What the fixture `anvil` gives."""
+
+    @property
+    def rpc_url(self) -> str: ...
+
+
+class Lab(Protocol):
+    """A chain under test and the hand of a miner."""
+
+    key: PrivateKey
+    chain: Chain
+
+    async def mine(self) -> None: ...
+    async def reorg(self, depth: int) -> None: ...
+    async def empty(self, address: Address) -> None: ...
+    def expect_revert(self, tx_hash: TxHash | None) -> None: ...
+
+
+class FakeLab:
+    def __init__(self) -> None:
+        self.key = PrivateKey()
+        self.fake = FakeChain(self._decode, chain_id=CHAIN_ID)
+        self.chain: Chain = self.fake
+
+    @staticmethod
+    def _decode(raw: bytes) -> Decoded:
+        found = decode_signed(raw)
+        return Decoded(found.sender, found.tx.nonce, found.tx.fees.tip_wei, found.tx.fees.fee_cap_wei)
+
+    async def mine(self) -> None:
+        self.fake.mine()
+
+    async def reorg(self, depth: int) -> None:
+        self.fake.reorg(depth)
+
+    async def empty(self, address: Address) -> None:
+        self.fake.balances[address] = 0
+
+    def expect_revert(self, tx_hash: TxHash | None) -> None:
+        if tx_hash is not None:
+            self.fake.reverting[tx_hash] = REASON
+        self.fake.reverting_calls[None] = REASON
+
+
+class AnvilLab:
+    def __init__(self, chain: EvmChain, rpc: JsonRpc) -> None:
+        self.key = PrivateKey()
+        self.chain: Chain = chain
+        self._rpc = rpc
+
+    async def set_up(self) -> None:
+        await self._rpc.call("evm_setAutomine", [False])
+        await self._rpc.call("anvil_setBalance", [address_of(self.key.public_key), hex(10**21)])
+
+    async def tear_down(self) -> None:
+        await self._rpc.call("anvil_dropAllTransactions")
+        await self._rpc.call("evm_setAutomine", [True])
+
+    async def mine(self) -> None:
+        await self._rpc.call("evm_mine")
+
+    async def reorg(self, depth: int) -> None:
+        await self._rpc.call("anvil_reorg", [depth, []])
+
+    async def empty(self, address: Address) -> None:
+        await self._rpc.call("anvil_setBalance", [address, "0x0"])
+
+    def expect_revert(self, tx_hash: TxHash | None) -> None:
+        """The code itself reverts here."""
+
+
+@pytest.fixture(params=["fake", "anvil"])
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    if request.param == "fake":
+        yield FakeLab()
+        return
+    anvil: Anvil = request.getfixturevalue("anvil")
+    rpc = JsonRpc(anvil.rpc_url, timeout_s=20)
+    chain = EvmChain([rpc])
+    await chain.verify_chain_id(CHAIN_ID)
+    real = AnvilLab(chain, rpc)
+    await real.set_up()
+    try:
+        yield real
+    finally:
+        await real.tear_down()
+        await chain.close()
+
+
+def sender(lab: Lab) -> Address:
+    return address_of(lab.key.public_key)
+
+
+def signed(
+    lab: Lab,
+    nonce: int,
+    *,
+    tip: int = GWEI,
+    cap: int = 100 * GWEI,
+    call: Call | None = None,
+    gas: int = 100_000,
+) -> SignedTx:
+    wanted = call or Call(to=sender(lab))
+    tx = UnsignedTx(
+        chain_id=CHAIN_ID, nonce=nonce, call=wanted, gas=gas, fees=Fees(fee_cap_wei=cap, tip_wei=tip)
+    )
+    return sign_tx(tx, lab.key)
+
+
+async def categories(lab: Lab, *txs: SignedTx) -> list[SendCategory]:
+    return [result.category for result in await lab.chain.send(txs)]
+
+
+async def nonces(lab: Lab) -> tuple[int, int]:
+    return await lab.chain.nonce(sender(lab), "latest"), await lab.chain.nonce(sender(lab), "pending")
+
+
+async def test_the_chain_has_its_id(lab: Lab) -> None:
+    assert lab.chain.chain_id == CHAIN_ID
+
+
+async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
+    tx = signed(lab, 0)
+    assert await nonces(lab) == (0, 0)
+    [result] = await lab.chain.send([tx])
+    assert (result.category, result.returned_hash) == (SendCategory.ACCEPTED, tx.hash)
+    assert await nonces(lab) == (0, 1)
+    assert list(await lab.chain.knows([UNKNOWN_HASH, tx.hash])) == [False, True]
+    assert list(await lab.chain.receipts([tx.hash, UNKNOWN_HASH])) == [None, None]
+
+    await lab.mine()
+    assert await nonces(lab) == (1, 1)
+    missing, receipt = await lab.chain.receipts([UNKNOWN_HASH, tx.hash])
+    head = await lab.chain.head()
+    assert missing is None
+    assert receipt is not None
+    assert (receipt.tx_hash, receipt.block_number, receipt.block_hash) == (tx.hash, head.number, head.hash)
+    assert receipt.succeeded
+    assert receipt.gas_used == 21_000
+    assert receipt.raw["transactionHash"] == tx.hash
+    assert list(await lab.chain.knows([tx.hash])) == [True]
+    assert await lab.chain.revert_reason(UNKNOWN_HASH) is None
+    assert await lab.chain.revert_reason(tx.hash) is None
+
+
+async def test_nothing_asked_is_nothing_answered(lab: Lab) -> None:
+    assert list(await lab.chain.send([])) == []
+    assert list(await lab.chain.receipts([])) == []
+    assert list(await lab.chain.knows([])) == []
+
+
+async def test_blocks_are_linked_and_list_their_transactions(lab: Lab) -> None:
+    txs = [signed(lab, nonce) for nonce in range(3)]
+    assert await categories(lab, *txs) == [SendCategory.ACCEPTED] * 3
+    before = await lab.chain.head()
+    await lab.mine()
+    await lab.mine()
+    head = await lab.chain.head()
+    assert head.number == before.number + 2
+    first, second = await lab.chain.block(before.number + 1), await lab.chain.block(head.number)
+    assert first is not None
+    assert second is not None
+    assert second.header == head
+    assert (first.header.parent_hash, second.header.parent_hash) == (before.hash, first.header.hash)
+    assert (set(first.tx_hashes), second.tx_hashes) == ({tx.hash for tx in txs}, ())
+    assert head.base_fee_wei is not None
+    assert head.timestamp_s >= first.header.timestamp_s
+    assert await lab.chain.block(head.number + 1000) is None
+
+
+async def test_heads_by_tag_are_in_order(lab: Lab) -> None:
+    await lab.mine()
+    final, safe, latest, pending = [
+        (await lab.chain.head(tag)).number for tag in ("finalized", "safe", "latest", "pending")
+    ]
+    assert final <= safe <= latest < pending
+
+
+async def test_the_same_bytes_again(lab: Lab) -> None:
+    tx = signed(lab, 0)
+    assert await categories(lab, tx) == [SendCategory.ACCEPTED]
+    assert await categories(lab, tx) == [SendCategory.ALREADY_KNOWN]
+    await lab.mine()
+    assert await categories(lab, tx) == [SendCategory.NONCE_TOO_LOW]
+
+
+async def test_a_replacement_must_be_dearer(lab: Lab) -> None:
+    first = signed(lab, 0, tip=10 * GWEI)
+    cheap = signed(lab, 0, tip=10 * GWEI + 1)
+    dear = signed(lab, 0, tip=11 * GWEI, cap=110 * GWEI)
+    assert await categories(lab, first) == [SendCategory.ACCEPTED]
+    assert await categories(lab, cheap) == [SendCategory.REPLACEMENT_UNDERPRICED]
+    assert await categories(lab, dear) == [SendCategory.ACCEPTED]
+    assert list(await lab.chain.knows([first.hash, dear.hash])) == [False, True]
+    await lab.mine()
+    lost, mined = await lab.chain.receipts([first.hash, dear.hash])
+    assert lost is None
+    assert mined is not None
+
+
+async def test_a_gap_waits_for_its_nonce(lab: Lab) -> None:
+    zero, two = signed(lab, 0), signed(lab, 2)
+    assert await categories(lab, zero, two) == [SendCategory.ACCEPTED] * 2
+    assert await nonces(lab) == (0, 1)
+    await lab.mine()
+    assert await nonces(lab) == (1, 1)
+    assert await categories(lab, signed(lab, 1)) == [SendCategory.ACCEPTED]
+    assert await nonces(lab) == (1, 3)
+    await lab.mine()
+    assert await nonces(lab) == (3, 3)
+
+
+async def test_each_refusal_is_its_own(lab: Lab) -> None:
+    good, bad_tip, too_cheap = (
+        signed(lab, 0),
+        signed(lab, 1, tip=101 * GWEI),
+        signed(lab, 1, tip=1, cap=1),
+    )
+    assert await categories(lab, good, bad_tip, too_cheap) == [
+        SendCategory.ACCEPTED,
+        SendCategory.FATAL,
+        SendCategory.UNDERPRICED,
+    ]
+
+
+async def test_an_empty_account_can_not_pay(lab: Lab) -> None:
+    assert await lab.chain.balance_wei(sender(lab)) == 10**21
+    await lab.empty(sender(lab))
+    assert await lab.chain.balance_wei(sender(lab)) == 0
+    assert await categories(lab, signed(lab, 0)) == [SendCategory.INSUFFICIENT_FUNDS]
+
+
+async def test_a_quote_leaves_room_for_the_base_fee_to_double(lab: Lab) -> None:
+    await lab.mine()
+    fees = await lab.chain.quote_fees()
+    base_fee_wei = (await lab.chain.head("pending")).base_fee_wei
+    assert base_fee_wei is not None
+    assert fees.tip_wei > 0
+    assert fees.fee_cap_wei == 2 * base_fee_wei + fees.tip_wei
+    assert await categories(lab, signed(lab, 0, tip=fees.tip_wei, cap=fees.fee_cap_wei)) == [
+        SendCategory.ACCEPTED
+    ]
+
+
+async def test_a_revert_is_foreseen_and_explained(lab: Lab) -> None:
+    call = Call(to=None, data=_reverting_code(REASON))
+    tx = signed(lab, 0, call=call)
+    assert await lab.chain.estimate_gas(sender(lab), Call(to=sender(lab))) == 21_000
+    lab.expect_revert(tx.hash)
+    with pytest.raises(WouldRevert, match=f"^{REASON}$"):
+        await lab.chain.estimate_gas(sender(lab), call)
+    assert await categories(lab, tx) == [SendCategory.ACCEPTED]
+    assert await lab.chain.revert_reason(tx.hash) is None
+    await lab.mine()
+    [receipt] = await lab.chain.receipts([tx.hash])
+    assert receipt is not None
+    assert not receipt.succeeded
+    assert await lab.chain.revert_reason(tx.hash) == REASON
+
+
+async def test_a_reorg_takes_the_receipt_back(lab: Lab) -> None:
+    await lab.mine()
+    tx = signed(lab, 0)
+    await lab.chain.send([tx])
+    await lab.mine()
+    [receipt] = await lab.chain.receipts([tx.hash])
+    assert receipt is not None
+    await lab.reorg(1)
+    [gone] = await lab.chain.receipts([tx.hash])
+    other = await lab.chain.block(receipt.block_number)
+    assert gone is None
+    assert other is not None
+    assert other.header.hash != receipt.block_hash
+    assert await lab.chain.nonce(sender(lab), "latest") == 0
+
+
+async def test_block_receipts_are_the_receipts_of_the_block(lab: Lab) -> None:
+    txs = [signed(lab, nonce) for nonce in range(2)]
+    await lab.chain.send(txs)
+    await lab.mine()
+    chain = lab.chain
+    assert isinstance(chain, EvmChain | FakeChain)
+    head = await chain.head()
+    by_block = await chain.block_receipts(head.number)
+    assert by_block is not None
+    by_hash = await chain.receipts([receipt.tx_hash for receipt in by_block])
+    assert {receipt.tx_hash for receipt in by_block} == {tx.hash for tx in txs}
+    assert [(r.block_hash, r.gas_used) for r in by_block] == [
+        (r.block_hash, r.gas_used) for r in by_hash if r
+    ]
+    assert await chain.block_receipts(head.number + 1000) is None
+
+
+async def test_another_chain_id_is_refused(anvil: Anvil) -> None:
+    chain = EvmChain([JsonRpc(anvil.rpc_url)])
+    try:
+        with pytest.raises(ChainUnusable, match=r"is on chain 31337, not 1$"):
+            await chain.verify_chain_id(1)
+        with pytest.raises(ChainUnusable, match="not been verified"):
+            _ = chain.chain_id
+        assert await chain.verify_chain_id(0) == CHAIN_ID == chain.chain_id
+    finally:
+        await chain.close()
