@@ -37,6 +37,10 @@ class ChainWatch:
     _settled: int | None = None
 
     @property
+    def has_begun(self) -> bool:
+        return self._head >= 0
+
+    @property
     def view(self) -> View:
         lowest = next(iter(self._hashes), self._head + 1)
         return View(hashes=self._hashes, lowest=lowest, head=self._head, settled=self._settled)

@@ -134,6 +134,7 @@ class Lane:
     )  # nonce → how often it looked consumed by a stranger
     quoted: tuple[float, Fees] | None = None
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
+    forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
 
     @property

@@ -15,14 +15,20 @@ from fencepost.application.track import look_up
 from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
 from fencepost.domain.managed import ManagedTx
+from fencepost.errors import RpcUnavailable
 
 # How many ended transactions are looked at when the chain lies below them.
 MOST_REOPENED = 512
+
+# A take-over looks at this many of the newest ended ones, because a fork may have happened while nobody watched.
+RECENT = 16
 
 QUEUE_LIMIT = 512
 
 
 async def reconcile(lane: Lane) -> None:
+    if not lane.watch.has_begun:
+        raise RpcUnavailable("the chain has not been seen yet")
     lane.adopt(await lane.ledger.load(lane.signer, queue_limit=QUEUE_LIMIT), queue_limit=QUEUE_LIMIT)
     lane.suspicions.clear()
     if lane.cursor is not None:
@@ -32,8 +38,7 @@ async def reconcile(lane: Lane) -> None:
                 lane,
                 f"the chain's nonce is {latest}, ours is {lane.cursor.next_nonce}: somebody else uses this key",
             )
-        if latest < lane.cursor.next_nonce:
-            await reopen(lane, from_nonce=latest)
+        await reopen_undone(lane, latest=latest)
     if lane.in_flight:
         await _settle(lane)
     lane.receipt_checked_at_s = lane.clock.now_s()
@@ -51,16 +56,18 @@ async def _settle(lane: Lane) -> None:
             lane.in_flight[nonce] = replace(tx, resubmit_due_s=now_s)
 
 
-async def reopen(lane: Lane, *, from_nonce: int) -> int:
+async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
     """Ended transactions whose block is gone: a reorg deeper than the required depth. They are live again."""
-    ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
-    undone: list[ManagedTx] = []
-    for tx in ended:
-        if tx.mined is None:
-            continue
-        view = await lane.watch.view_around(tx.mined.block.number, above=0)
-        if standing(tx.mined.block, view) is not Standing.CANONICAL:
-            undone.append(tx)
+    if lane.cursor is None:
+        return 0
+    lane.forked_at = None
+    newest = lane.cursor.next_nonce - (MOST_REOPENED if latest is None else RECENT)
+    if latest is None:
+        latest = await lane.chain.nonce(lane.signer.address, "latest")
+    ended = await lane.ledger.load_finished(
+        lane.signer, from_nonce=max(0, min(latest, newest)), limit=MOST_REOPENED
+    )
+    undone = [tx for tx in ended if await _is_undone(lane, tx, latest)]
     if not undone:
         return 0
     lane.observer.note("reopened", signer=lane.signer, count=len(undone))
@@ -68,3 +75,15 @@ async def reopen(lane: Lane, *, from_nonce: int) -> int:
     stored = await lane.commit([lane.change(tx, due) for tx in undone], op="reopen")
     await look_up(lane, stored)
     return len(stored)
+
+
+async def _is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
+    if tx.mined is None:
+        return False
+    view = await lane.watch.view_around(tx.mined.block.number, above=0)
+    where = standing(tx.mined.block, view)
+    if (
+        where is Standing.BEYOND_VIEW
+    ):  # our view may be behind: then the chain's nonce says whether it is consumed
+        return tx.held_nonce() >= latest
+    return where is Standing.ORPHANED

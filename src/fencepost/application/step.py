@@ -7,7 +7,7 @@ from fencepost.application.broadcast import broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
 from fencepost.application.lane import Lane
-from fencepost.application.reconcile import QUEUE_LIMIT, reconcile
+from fencepost.application.reconcile import QUEUE_LIMIT, reconcile, reopen_undone
 from fencepost.application.track import stale_after_s, track
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
@@ -20,6 +20,8 @@ async def step(lane: Lane) -> float | None:
         await reconcile(lane)
     if lane.commands_may_wait:
         await intervene(lane)
+    if lane.forked_at is not None:
+        await reopen_undone(lane)
     await track(lane)
     await escalate(lane)
     await broadcast(lane)

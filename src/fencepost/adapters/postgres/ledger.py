@@ -198,6 +198,12 @@ class PostgresLedger:
         )
         return [_signer(row) for row in found]
 
+    async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
+        return [
+            _signer(row)
+            for row in await self._pool.fetch(sql("signers_finished_since"), chain_id, block_number)
+        ]
+
     # ---- reading
 
     async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:

@@ -94,3 +94,10 @@ SELECT b.chain_id, b.signer
 SELECT owner_node, fencing_token, expires_at > clock_timestamp() AS is_held
   FROM signer_lease
  WHERE chain_id = $1 AND signer = $2
+
+-- name: signers_finished_since
+-- Signers with ended transactions from a block on: asked for after a fork only.
+SELECT DISTINCT chain_id, signer
+  FROM managed_tx
+ WHERE chain_id = $1 AND block_number >= $2 AND state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
+ LIMIT 10000

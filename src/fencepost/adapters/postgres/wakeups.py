@@ -1,0 +1,82 @@
+"""LISTEN/NOTIFY as hints between nodes: "something happened for this signer". Polling is the truth.
+
+A lost notification costs at most one polling interval, so nothing here is retried hard or awaited by anybody.
+Hints that come close together are sent as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import asyncpg
+
+from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection, Pool
+from fencepost.domain.ids import Address, Signer
+
+_log = logging.getLogger(__name__)
+
+CHANNEL = "fencepost_wake"
+COALESCE_S = 0.01
+RECONNECT_S = 1.0
+MOST_PENDING = 5_000
+_MOST_PAYLOAD = 100  # signers a notification: its text must stay below 8,000 bytes
+
+
+class Wakeups:
+    def __init__(self, pool: Pool, dsn: str, *, on_hint: Callable[[Signer], None]) -> None:
+        self._pool = pool
+        self._dsn = dsn
+        self._on_hint = on_hint
+        self._pending: set[Signer] = set()
+        self._has_pending = asyncio.Event()
+
+    def hint(self, signer: Signer) -> None:
+        """To this process at once, to the others soon."""
+        self._on_hint(signer)
+        if len(self._pending) < MOST_PENDING:
+            self._pending.add(signer)
+            self._has_pending.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send(), name="wakeups-send")
+            group.create_task(self._listen(), name="wakeups-listen")
+
+    async def _send(self) -> None:
+        while True:
+            await self._has_pending.wait()
+            await asyncio.sleep(COALESCE_S)
+            self._has_pending.clear()
+            signers, self._pending = sorted(self._pending), set()
+            try:
+                for start in range(0, len(signers), _MOST_PAYLOAD):
+                    part = signers[start : start + _MOST_PAYLOAD]
+                    await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, " ".join(map(str, part)))
+            except CONNECT_ERRORS as error:
+                _log.warning("a wake-up was not sent (%s); polling will find the work", type(error).__name__)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                connection = await asyncpg.connect(self._dsn, timeout=5)
+                try:
+                    await self._listen_on(connection)
+                finally:
+                    connection.terminate()
+            except CONNECT_ERRORS as error:
+                _log.warning("wake-ups are off for now (%s); polling goes on", type(error).__name__)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _listen_on(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        await connection.add_listener(CHANNEL, self._heard)
+        await ended.wait()
+
+    def _heard(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
+        for text in str(payload).split():
+            chain_id, _, address = text.partition(":")
+            if chain_id.isdigit():
+                self._on_hint(Signer(int(chain_id), Address(address)))

@@ -1,0 +1,134 @@
+"""Take a request: validated, made canonical, stored once. Any node may do it; no lease is needed.
+
+Dying before the commit leaves nothing, and the caller tries again; dying after it leaves a request that some lane will
+find. The same request id with the same payload is the same request, however often it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from fencepost.application.intents import digest, to_payload
+from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
+from fencepost.domain.ids import Signer
+from fencepost.domain.managed import Intent, Kind
+from fencepost.domain.transaction import Call, TxType
+from fencepost.errors import InvalidRequest, RequestConflict, SignerProtected, UnknownSigner
+
+MOST_DATA_BYTES = 128 * 1024  # what nodes take in one transaction
+MOST_WEI = 2**256 - 1
+MOST_GAS = 2**63 - 1
+MOST_REQUEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    signer: Signer
+    intent: Intent
+    request_id: str | None = None
+    valid_for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    ledger: Ledger
+    keys: KeyPort
+    chain_ids: frozenset[int]
+    hint: Callable[[Signer], None]  # tells whoever may hold the lane
+
+    async def accept(self, requests: Sequence[Request]) -> Sequence[Accepted]:
+        """One outcome each. Raises when a request is malformed; callers with many validate each by itself."""
+        for request in requests:
+            self.validate(request)
+        accepted = await self.ledger.accept([_new_request(request) for request in requests])
+        for signer in {
+            request.signer
+            for request, answer in zip(requests, accepted, strict=True)
+            if answer.outcome is AcceptOutcome.CREATED
+        }:
+            self.hint(signer)
+        return accepted
+
+    async def create(self, request: Request) -> Accepted:
+        """One request; what is no success is raised."""
+        answer = (await self.accept([request]))[0]
+        if answer.outcome is AcceptOutcome.CONFLICT:
+            raise RequestConflict(
+                f"request {request.request_id!r} of {request.signer.address} is known with another payload"
+                f" (transaction {answer.tx_id})"
+            )
+        if answer.outcome is AcceptOutcome.PROTECTED:
+            raise SignerProtected(
+                f"{request.signer.address} takes nothing new until a person decides: {answer.detail}"
+            )
+        return answer
+
+    async def create_for_handler(self, signer: Signer, tx_id: UUID, origin: UUID) -> Accepted:
+        """A request whose transaction a function of this process will build."""
+        intent = Intent(call=Call(to=signer.address))
+        self.validate(Request(signer, intent))
+        payload = to_payload(intent)
+        new = NewRequest(
+            tx_id=tx_id,
+            signer=signer,
+            request_id=None,
+            kind=Kind.HANDLER,
+            payload=payload,
+            payload_digest=digest(payload),
+            origin=origin,
+        )
+        answer = (await self.ledger.accept([new]))[0]
+        if answer.outcome is AcceptOutcome.PROTECTED:
+            raise SignerProtected(
+                f"{signer.address} takes nothing new until a person decides: {answer.detail}"
+            )
+        self.hint(signer)
+        return answer
+
+    def validate(self, request: Request) -> None:
+        signer, intent = request.signer, request.intent
+        if signer.chain_id not in self.chain_ids:
+            known = ", ".join(str(chain_id) for chain_id in sorted(self.chain_ids))
+            raise InvalidRequest(
+                f"chain {signer.chain_id} is not configured (known: {known})", field="chainId"
+            )
+        if signer.address not in self.keys.addresses():
+            raise UnknownSigner(f"no key is configured for signer {signer.address}")
+        if request.request_id is not None and not 0 < len(request.request_id) <= MOST_REQUEST_ID:
+            raise InvalidRequest(f"must have 1 to {MOST_REQUEST_ID} characters", field="requestId")
+        if request.valid_for_s is not None and request.valid_for_s <= 0:
+            raise InvalidRequest("lies in the past", field="validUntil")
+        _validate_intent(intent)
+
+
+def _validate_intent(intent: Intent) -> None:
+    call = intent.call
+    if len(call.data) > MOST_DATA_BYTES:
+        raise InvalidRequest(f"has more than {MOST_DATA_BYTES} bytes", field="payload.data")
+    if call.to is None and not call.data:
+        raise InvalidRequest(
+            "a deployment needs code in data; a transfer needs a receiver", field="payload.to"
+        )
+    if not 0 <= call.value_wei <= MOST_WEI:
+        raise InvalidRequest("must be from 0 to 2^256-1", field="payload.value")
+    if intent.gas is not None and not 0 < intent.gas <= MOST_GAS:
+        raise InvalidRequest("must be from 1 to 2^63-1", field="payload.gas")
+    if intent.fees is not None and not 0 <= intent.fees.tip_wei <= intent.fees.fee_cap_wei <= MOST_WEI:
+        raise InvalidRequest("the tip must not pass the fee cap", field="payload.fees")
+    if call.access_list and intent.type is TxType.LEGACY:
+        raise InvalidRequest("a legacy transaction has no access list", field="payload.accessList")
+
+
+def _new_request(request: Request) -> NewRequest:
+    payload = to_payload(request.intent)
+    return NewRequest(
+        tx_id=uuid4(),
+        signer=request.signer,
+        request_id=request.request_id,
+        kind=Kind.INTENT,
+        payload=payload,
+        payload_digest=digest(payload),
+        valid_for_s=request.valid_for_s,
+    )

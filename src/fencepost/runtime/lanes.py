@@ -1,0 +1,202 @@
+"""The lanes of this node, and the workers that step them.
+
+A signer belongs to worker `hash(signer) % N`; a worker steps one lane at a time, so a signer is strictly serial and
+signers of different workers run side by side. A step that fails is judged here, and nowhere else:
+
+- FENCED: the term is over; the lane and its queue are dropped, nothing more is written.
+- a row moved: the lane is read again.
+- a node can't be reached: later, with a growing pause; a lane that could not even be reconciled is given up, so that
+  a node with a better connection may have it.
+- anything else, the database's errors above all: the outcome is unknown, so the lane is dropped and acquired anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fencepost.application.lane import Lane, StateMoved, Untrusted
+from fencepost.application.ports import Observer
+from fencepost.application.step import step
+from fencepost.domain.ids import Signer
+from fencepost.domain.lease import Term
+from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+MOST_PAUSE_S = 15.0
+MOST_FAILURES_UNRECONCILED = 3
+MOST_MOVES_IN_A_ROW = 5
+
+
+@dataclass(slots=True)
+class _Slot:
+    lane: Lane
+    failures: int = 0
+    moves: int = 0
+    timer: asyncio.TimerHandle | None = None
+    idle_since_s: float | None = None
+
+
+@dataclass(slots=True)
+class Lanes:
+    workers: int
+    make_lane: Callable[[Term], Lane]
+    observer: Observer
+    on_lost: Callable[
+        [Signer], None
+    ]  # the lane is gone, but its work is not: somebody should acquire it again
+    on_given_up: Callable[[Lane], None]  # the lease is still ours: release it
+    _slots: dict[Signer, _Slot] = field(default_factory=dict)
+    _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
+    _queued: set[Signer] = field(default_factory=set)
+    _stepping: set[Signer] = field(default_factory=set)
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)  # set while no step is under way
+
+    def __post_init__(self) -> None:
+        self._ready = [asyncio.Queue() for _ in range(self.workers)]
+        self._quiet.set()
+
+    def __contains__(self, signer: Signer) -> bool:
+        return signer in self._slots
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter([slot.lane for slot in self._slots.values()])
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get(self, signer: Signer) -> Lane | None:
+        slot = self._slots.get(signer)
+        return slot.lane if slot else None
+
+    def terms(self) -> list[Term]:
+        return [slot.lane.term for slot in self._slots.values()]
+
+    def open(self, term: Term) -> None:
+        self._slots[term.signer] = _Slot(self.make_lane(term))
+        self.wake(term.signer)
+
+    def wake(self, signer: Signer) -> None:
+        slot = self._slots.get(signer)
+        if slot is None:
+            return
+        if slot.timer is not None:
+            slot.timer.cancel()
+            slot.timer = None
+        if signer not in self._queued:
+            self._queued.add(signer)
+            self._ready[self._worker_of(signer)].put_nowait(signer)
+
+    def _worker_of(self, signer: Signer) -> int:
+        return zlib.crc32(str(signer).encode()) % self.workers
+
+    def drop(self, signer: Signer) -> None:
+        slot = self._slots.pop(signer, None)
+        if slot is not None and slot.timer is not None:
+            slot.timer.cancel()
+
+    def renewed(self, term: Term) -> None:
+        slot = self._slots.get(term.signer)
+        if slot is None or slot.lane.term.token != term.token:
+            return
+        was_trusted = slot.lane.term.is_trusted(term.renewed_at_s)
+        slot.lane.term = term
+        if not was_trusted:
+            self.wake(term.signer)
+
+    def idle(self, *, longer_than_s: float, now_s: float) -> list[Lane]:
+        """Lanes that have had nothing to do for a while, and are not at work now."""
+        found = []
+        for signer, slot in self._slots.items():
+            if not slot.lane.reconciled or not slot.lane.is_idle or signer in self._stepping | self._queued:
+                slot.idle_since_s = None
+            elif slot.idle_since_s is None:
+                slot.idle_since_s = now_s
+            elif now_s - slot.idle_since_s >= longer_than_s:
+                found.append(slot.lane)
+        return found
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index in range(self.workers):
+                group.create_task(self._work(self._ready[index]), name=f"lane-worker-{index}")
+
+    async def _work(self, ready: asyncio.Queue[Signer]) -> None:
+        while True:
+            signer = await ready.get()
+            self._queued.discard(signer)
+            slot = self._slots.get(signer)
+            if slot is None:
+                continue
+            self._stepping.add(signer)
+            self._quiet.clear()
+            try:
+                again_s = await self._step(slot)
+            finally:
+                self._stepping.discard(signer)
+                if not self._stepping:
+                    self._quiet.set()
+            if again_s is not None and self._slots.get(signer) is slot:
+                self._wake_later(slot, again_s)
+
+    async def quiesce(self, within_s: float) -> None:
+        """Wait until no step is under way. Whoever calls this has dropped the lanes, so that none begins."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._quiet.wait()
+
+    def _wake_later(self, slot: _Slot, seconds: float) -> None:
+        signer = slot.lane.signer
+        if seconds <= 0:
+            self.wake(signer)
+        elif signer not in self._queued:
+            slot.timer = asyncio.get_running_loop().call_later(seconds, self.wake, signer)
+
+    async def _step(self, slot: _Slot) -> float | None:
+        """When to step again: the one place where a step's failure is judged."""
+        lane = slot.lane
+        try:
+            again_s = await step(lane)
+        except Untrusted:
+            return None  # the renewal wakes it
+        except Fenced:
+            self.drop(lane.signer)
+            self.on_lost(lane.signer)
+            return None
+        except StateMoved as error:
+            slot.moves += 1
+            _log.warning("%s", error)
+            if slot.moves > MOST_MOVES_IN_A_ROW:
+                self._lose(lane, error)
+                return None
+            lane.reconciled = False
+            return 0.0
+        except (RpcError, SigningError, UnknownSigner) as error:
+            return self._pause(slot, error)
+        except Exception as error:  # noqa: BLE001 - a loop's edge: the lane is dropped, the cause is logged
+            self._lose(lane, error)
+            return None
+        slot.failures = slot.moves = 0
+        return again_s
+
+    def _lose(self, lane: Lane, error: Exception) -> None:
+        _log.error("a step of %s failed; the lane is read anew", lane.signer, exc_info=error)
+        self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=type(error).__name__)
+        self.drop(lane.signer)
+        self.on_lost(lane.signer)
+
+    def _pause(self, slot: _Slot, error: Exception) -> float | None:
+        slot.failures += 1
+        lane = slot.lane
+        _log.warning("%s waits: %s", lane.signer, error)
+        if not lane.reconciled and slot.failures >= MOST_FAILURES_UNRECONCILED:
+            self.drop(lane.signer)
+            self.on_given_up(lane)
+            return None
+        return min(MOST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(slot.failures, 8)))

@@ -1,0 +1,240 @@
+"""The composition root: settings in, a running node out. Nothing else knows which adapter stands behind a port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from fencepost.adapters.evm.chain import EvmChain
+from fencepost.adapters.evm.encoding import decode_signed
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.postgres import migrate
+from fencepost.adapters.postgres.database import Pool, open_pool
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.wakeups import Wakeups
+from fencepost.adapters.signers import KeyRing, load_keys
+from fencepost.application.accept import Accept
+from fencepost.application.heads import ChainWatch
+from fencepost.application.lane import Handler, Lane, Policy, StuckDecision, StuckHook
+from fencepost.application.waiting import Waiting
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import ManagedTx
+from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.runtime.clock import MonotonicClock
+from fencepost.runtime.node import Node, Pace
+from fencepost.runtime.observing import NodeObserver
+from fencepost.settings import Settings
+
+RPC_TIMEOUT_S = 10.0
+MOST_RPC_BODY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Running:
+    """The parts of a node that the doors (API, command line, in-process use) talk to."""
+
+    settings: Settings
+    node: Node
+    pool: Pool
+    ledger: PostgresLedger
+    chains: dict[int, EvmChain]
+    default_chain_id: int
+    keys: KeyRing
+    accept: Accept
+    waiting: Waiting
+    observer: NodeObserver
+    handlers: dict[UUID, Handler]
+
+
+async def wait_for_a_person(_tx: ManagedTx) -> StuckDecision:
+    """The stuck hook that stands until somebody gives another: mark it, keep it, send nothing more by itself."""
+    return "mark"
+
+
+def node_name(settings: Settings) -> str:
+    return settings.node.id or f"{socket.gethostname()}:{settings.api.port}"
+
+
+@asynccontextmanager
+async def open_node(
+    settings: Settings,
+    *,
+    dsn: str,
+    more_private_keys: Sequence[str] = (),
+    stuck_hook: StuckHook = wait_for_a_person,
+) -> AsyncIterator[Running]:
+    """A node at work. `dsn` and the chains' URLs must be there: whoever embeds servers has started them."""
+    if settings.database.migrate_on_start:
+        await migrate.apply(dsn, timeout_s=settings.database.connect_timeout_s)
+    async with AsyncExitStack() as stack:
+        keys = await _open_keys(settings, more_private_keys)
+        stack.push_async_callback(keys.aclose)
+        chains, default_chain_id, poll_s = await _open_chains(settings, stack)
+        name, incarnation, clock = node_name(settings), uuid4(), MonotonicClock()
+        pool = await stack.enter_async_context(
+            open_pool(
+                dsn,
+                size=settings.database.pool_size,
+                connect_timeout_s=settings.database.connect_timeout_s,
+                lease_duration_s=settings.lease.duration_s,
+                application=f"fencepost {name}"[:60],
+            )
+        )
+        ledger = PostgresLedger(
+            pool,
+            clock=clock,
+            node=name,
+            incarnation=incarnation,
+            lease_duration_s=settings.lease.duration_s,
+            skew_allowance_s=settings.lease.skew_allowance_s,
+        )
+        waiting = Waiting(ledger)
+        observer = NodeObserver(name, on_changed=waiting.changed)
+        watches = {chain_id: _watch(settings, chain) for chain_id, chain in chains.items()}
+        handlers: dict[UUID, Handler] = {}
+
+        def make_lane(term: Term) -> Lane:
+            chain_id = term.signer.chain_id
+            return Lane(
+                term=term,
+                policy=policy_for(settings, term.signer),
+                ledger=ledger,
+                chain=chains[chain_id],
+                watch=watches[chain_id],
+                keys=keys,
+                clock=clock,
+                observer=observer,
+                stuck_hook=stuck_hook,
+                handlers=handlers,
+                decode=_decode,
+            )
+
+        node = Node(
+            name=name,
+            incarnation=incarnation,
+            ledger=ledger,
+            clock=clock,
+            observer=observer,
+            watches=watches,
+            addresses=frozenset(keys.addresses()),
+            pace=Pace(
+                renew_s=settings.lease.renew_interval_s,
+                idle_release_s=settings.lease.idle_release_s,
+                heads_s=poll_s,
+            ),
+            make_lane=make_lane,
+            workers=settings.lanes.workers,
+        )
+        wakeups = Wakeups(pool, dsn, on_hint=node.hint)
+        running = Running(
+            settings=settings,
+            node=node,
+            pool=pool,
+            ledger=ledger,
+            chains=chains,
+            default_chain_id=default_chain_id,
+            keys=keys,
+            accept=Accept(ledger, keys, frozenset(chains), wakeups.hint),
+            waiting=waiting,
+            observer=observer,
+            handlers=handlers,
+        )
+        async with _at_work(node, wakeups):
+            yield running
+        await ledger.drain()
+
+
+@asynccontextmanager
+async def _at_work(node: Node, wakeups: Wakeups) -> AsyncIterator[None]:
+    """The node's loops, until the body ends; then steps are finished and leases given back."""
+    async with asyncio.TaskGroup() as group:
+        hints = group.create_task(wakeups.run(), name="wakeups")
+        work = group.create_task(node.run(), name="node")
+        try:
+            yield
+        finally:
+            await node.stop()
+            await work
+            hints.cancel()
+
+
+async def _open_keys(settings: Settings, more: Sequence[str]) -> KeyRing:
+    def path(text: str) -> Path | None:
+        return Path(text) if text else None
+
+    return await load_keys(
+        private_keys=[*settings.keys.private_keys, *more],
+        key_file=path(settings.keys.file),
+        keystore_dir=path(settings.keys.keystore_dir),
+        password_file=path(settings.keys.keystore_password_file),
+        remote_url=settings.keys.remote_url or None,
+    )
+
+
+async def _open_chains(
+    settings: Settings, stack: AsyncExitStack
+) -> tuple[dict[int, EvmChain], int, dict[int, float]]:
+    """Every chain answers, and is the one that the settings say."""
+    chains: dict[int, EvmChain] = {}
+    poll_s: dict[int, float] = {}
+    default_chain_id = 0
+    for name, configured in settings.chains.items():
+        rpcs = [
+            JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MOST_RPC_BODY_BYTES)
+            for url in configured.rpc_urls
+        ]
+        chain = EvmChain(rpcs)
+        stack.push_async_callback(chain.close)
+        chain_id = await chain.verify_chain_id(configured.id)
+        chains[chain_id] = chain
+        poll_s[chain_id] = configured.poll_interval_s
+        if name == settings.default_chain:
+            default_chain_id = chain_id
+    return chains, default_chain_id, poll_s
+
+
+def _watch(settings: Settings, chain: EvmChain) -> ChainWatch:
+    required = settings.confirmations.required
+    if isinstance(required, int):
+        return ChainWatch(chain, keep=2 * required + 128)
+    return ChainWatch(chain, settled_tag=required)
+
+
+def policy_for(settings: Settings, signer: Signer) -> Policy:
+    own = settings.signer_policy(signer.address)
+    fees, bump = settings.fees, settings.fees.bump
+    return Policy(
+        strict=own.mode == "strict",
+        start_from=own.start_from,
+        max_in_flight=own.max_in_flight,
+        chain_query=settings.nonce.chain_query,
+        state_timeout_s=settings.nonce.state_timeout_s,
+        resubmit_enabled=settings.resubmit.enabled,
+        resubmit_interval_s=settings.resubmit.interval_s,
+        resubmit_max_attempts=settings.resubmit.max_attempts,
+        required=settings.confirmations.required,
+        stale_receipt_timeout_s=settings.confirmations.stale_receipt_timeout_s,
+        fetch_receipt_upon_entry=settings.confirmations.fetch_receipt_upon_entry,
+        receipt_workers=settings.confirmations.receipt_workers,
+        fixed_fees=Fees(fee_cap_wei=fees.fixed_fee_cap_wei, tip_wei=fees.fixed_tip_wei)
+        if fees.source == "fixed"
+        else None,
+        fee_cap_wei=fees.cap_wei,
+        bump_enabled=bump.enabled,
+        bump_percent=bump.percent,
+        bump_after_resubmits=bump.after_resubmits,
+        gas_factor=settings.gas.estimate_factor,
+        refuse_reverting=settings.gas.refuse_reverting,
+        history_max_entries=settings.history.max_entries,
+    )
+
+
+def _decode(raw: bytes) -> tuple[Address, UnsignedTx, TxHash]:
+    decoded = decode_signed(raw)
+    return decoded.sender, decoded.tx, decoded.hash
