@@ -29,6 +29,7 @@ class Request:
     intent: Intent
     request_id: str | None = None
     valid_for_s: float | None = None
+    tags: tuple[str, ...] = ()  # to find it by; no part of what makes two requests the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +132,5 @@ def _new_request(request: Request) -> NewRequest:
         payload=payload,
         payload_digest=digest(payload),
         valid_for_s=request.valid_for_s,
+        tags=request.tags,
     )

@@ -124,6 +124,7 @@ class NewRequest:
     payload_digest: bytes
     origin: UUID | None = None
     valid_for_s: float | None = None
+    tags: tuple[str, ...] = ()
 
 
 class AcceptOutcome(StrEnum):

@@ -89,6 +89,7 @@ class PostgresLedger:
                 [request.payload_digest for request in requests],
                 [request.valid_for_s for request in requests],
                 self._node,
+                [_tags(request) for request in requests],
             )
         }
         left = [request for request in requests if request.tx_id not in created]
@@ -282,6 +283,11 @@ class PostgresLedger:
         arrays = lane_arrays(writes, now_s=self._clock.now_s())
         found = await self._pool.fetch(sql("commit_lanes"), *arrays, self._node)
         return [Written(lease_ok=row["lease_ok"], applied=row["applied"]) for row in found]
+
+
+def _tags(request: NewRequest) -> str | None:
+    """As JSON: an array of arrays would have to be rectangular."""
+    return msgspec.json.encode(request.tags).decode() if request.tags else None
 
 
 def _signer(row: rows.Row) -> Signer:

@@ -1,20 +1,25 @@
 -- name: accept_requests
 -- Stores requests that are new, with their first journal row; known ones and those of protected signers are left out.
 -- unfenced: any node accepts; a QUEUED row has no nonce and claims nothing
-WITH asked AS (
-  SELECT *
+-- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
+-- order wait for each other one way only.
+WITH asked AS MATERIALIZED (
+  SELECT nextval(pg_get_serial_sequence('managed_tx', 'seq')) AS seq, a.*
     FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
-                $9::float8[])
-         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s)
+                $9::float8[], $11::text[])
+         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s, tags)
 ), created AS (
   INSERT INTO managed_tx
-         (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, journal_count)
-  SELECT a.tx_id, a.chain_id, a.signer, a.request_id, a.kind, a.origin, a.payload::jsonb, a.payload_digest,
-         clock_timestamp() + make_interval(secs => a.valid_for_s), 1
+         (seq, tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, tags, journal_count)
+         OVERRIDING SYSTEM VALUE
+  SELECT a.seq, a.tx_id, a.chain_id, a.signer, a.request_id, a.kind, a.origin, a.payload::jsonb, a.payload_digest,
+         clock_timestamp() + make_interval(secs => a.valid_for_s),
+         CASE WHEN a.tags IS NULL THEN '{}' ELSE ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END, 1
     FROM asked a
    WHERE NOT EXISTS (SELECT 1
                        FROM signer_nonce_cursor c
                       WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT')
+   ORDER BY a.chain_id, a.signer, a.request_id, a.seq
       ON CONFLICT DO NOTHING
   RETURNING tx_id, chain_id, signer
 ), journaled AS (

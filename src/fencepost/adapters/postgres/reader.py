@@ -1,0 +1,275 @@
+"""Reads for the doors on PostgreSQL: `sql/read.sql`, one query a question, and a few more for what is asked with it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.queries import sql
+from fencepost.adapters.postgres.rows import Row
+from fencepost.application.history import JournalRow
+from fencepost.application.read import (
+    MOST_A_PAGE,
+    MOST_JOURNAL_ROWS,
+    AttemptView,
+    CommandView,
+    Completion,
+    LeaseView,
+    OwnerView,
+    Part,
+    Place,
+    Reader,
+    SignerView,
+    TxFilter,
+    TxView,
+)
+from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
+from fencepost.domain.managed import Kind, Purpose
+from fencepost.domain.states import CursorState, State, SubState
+from fencepost.domain.transaction import Fees, TxType
+
+_ABOVE_ALL_SEQ = 2**63 - 1
+_NOTHING: frozenset[Part] = frozenset()
+
+
+class PostgresReader(Reader):
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    # ---- transactions
+
+    async def get(self, tx_id: UUID, parts: frozenset[Part] = _NOTHING) -> TxView | None:
+        return await self._one(parts, "read_tx", tx_id)
+
+    async def by_request(
+        self, signer: Signer, request_id: str, parts: frozenset[Part] = _NOTHING
+    ) -> TxView | None:
+        return await self._one(parts, "read_tx_by_request", signer.chain_id, signer.address, request_id)
+
+    async def by_hash(
+        self, chain_ids: Sequence[int], tx_hash: TxHash, parts: frozenset[Part] = _NOTHING
+    ) -> TxView | None:
+        return await self._one(parts, "read_tx_by_hash", list(chain_ids), tx_hash)
+
+    async def page(
+        self, wanted: TxFilter, *, below_seq: int | None, limit: int, parts: frozenset[Part] = _NOTHING
+    ) -> Sequence[TxView]:
+        values: list[Any] = [
+            _ABOVE_ALL_SEQ if below_seq is None else below_seq,
+            wanted.chain_id,
+            _listed(wanted.addresses),
+            _listed(wanted.states),
+            _listed(wanted.sub_states),
+            wanted.created_from,
+            wanted.created_before,
+            min(limit, MOST_A_PAGE),
+            Part.RECEIPT in parts,
+        ]
+        name = "read_tx_page"
+        if wanted.tags:
+            name = "read_tx_page_tagged"
+            values.append(list(wanted.tags))
+        views = [_tx_view(row) for row in await self._pool.fetch(sql(name), *values)]
+        if Part.ATTEMPTS in parts and views:
+            attempts = await self._attempts([view.tx_id for view in views])
+            views = [replace(view, attempts=attempts.get(view.tx_id, ())) for view in views]
+        return views
+
+    async def _one(self, parts: frozenset[Part], name: str, *values: object) -> TxView | None:
+        row = await self._pool.fetchrow(sql(name), *values)
+        if row is None:
+            return None
+        view = _tx_view(row)
+        if Part.ATTEMPTS in parts:
+            view = replace(view, attempts=(await self._attempts([view.tx_id])).get(view.tx_id, ()))
+        if Part.HISTORY in parts:
+            view = replace(view, journal=await self._journal(view.tx_id))
+        return view
+
+    async def _attempts(self, tx_ids: list[UUID]) -> dict[UUID, tuple[AttemptView, ...]]:
+        found: dict[UUID, tuple[AttemptView, ...]] = defaultdict(tuple)
+        for row in await self._pool.fetch(sql("read_attempts"), tx_ids):
+            found[row["tx_id"]] += (_attempt_view(row),)
+        return found
+
+    async def _journal(self, tx_id: UUID) -> tuple[JournalRow, ...]:
+        return tuple(
+            JournalRow(
+                id=row["id"],
+                at=row["at"],
+                event=row["event"],
+                state=row["state"],
+                detail=msgspec.json.decode(row["detail"]) if row["detail"] else {},
+            )
+            for row in await self._pool.fetch(sql("read_journal_of_tx"), tx_id, MOST_JOURNAL_ROWS)
+        )
+
+    async def completions(
+        self, after: Place, *, limit: int, addresses: Sequence[Address] | None = None
+    ) -> Sequence[Completion]:
+        found = await self._pool.fetch(
+            sql("read_completions"), str(after.xid), after.id, _listed(addresses), min(limit, MOST_A_PAGE)
+        )
+        return [_completion(row) for row in found]
+
+    # ---- signers, nodes, commands
+
+    async def signers(
+        self,
+        known: Sequence[Signer],
+        *,
+        after: Signer | None,
+        limit: int,
+        addresses: Sequence[Address] | None = None,
+    ) -> Sequence[SignerView]:
+        found = await self._pool.fetch(
+            sql("read_signers"),
+            [signer.chain_id for signer in known],
+            [signer.address for signer in known],
+            after.chain_id if after else 0,
+            after.address if after else "",
+            _listed(addresses),
+            min(limit, MOST_A_PAGE),
+        )
+        return [_signer_view(row) for row in found]
+
+    async def signer(self, signer: Signer) -> SignerView:
+        before = Signer(signer.chain_id - 1, Address("g"))  # above every address of the chain before
+        return (await self.signers([signer], after=before, limit=1, addresses=[signer.address]))[0]
+
+    async def queue_length(self, signer: Signer, *, most: int) -> int:
+        return int(await self._pool.fetchval(sql("read_queue_length"), signer.chain_id, signer.address, most))
+
+    async def owners(self) -> Sequence[OwnerView]:
+        return [
+            OwnerView(
+                name=row["owner_node"],
+                incarnation=row["incarnation"],
+                signers=row["signers"],
+                held_until=row["held_until"],
+            )
+            for row in await self._pool.fetch(sql("read_owners"))
+        ]
+
+    async def command(self, command_id: int) -> CommandView | None:
+        row = await self._pool.fetchrow(sql("read_command"), command_id)
+        if row is None:
+            return None
+        return CommandView(
+            id=row["id"],
+            signer=_signer(row),
+            tx_id=row["tx_id"],
+            command=row["command"],
+            asked_by=row["asked_by"],
+            reason=row["reason"],
+            asked_at=row["asked_at"],
+            done_at=row["done_at"],
+            outcome=row["outcome"],
+        )
+
+    async def ping(self) -> bool:
+        return bool(await self._pool.fetchval(sql("read_ping")))
+
+
+# ---- rows
+
+
+def _listed(values: Sequence[str] | None) -> list[str] | None:
+    return None if values is None else [str(value) for value in values]
+
+
+def _signer(row: Row) -> Signer:
+    return Signer(row["chain_id"], Address(row["signer"]))
+
+
+def _tx_view(row: Row) -> TxView:
+    block = None
+    if row["block_hash"] is not None:
+        block = BlockRef(row["block_number"], BlockHash(row["block_hash"]))
+    return TxView(
+        tx_id=row["tx_id"],
+        seq=row["seq"],
+        signer=_signer(row),
+        request_id=row["request_id"],
+        kind=Kind(row["kind"]),
+        state=State(row["state"]),
+        sub_state=SubState(row["sub_state"]) if row["sub_state"] else None,
+        nonce=row["nonce"],
+        ending=State(row["ending"]) if row["ending"] else None,
+        error=row["error"],
+        tx_hash=TxHash(row["tx_hash"]) if row["tx_hash"] else None,
+        block=block,
+        submit_count=row["submit_count"],
+        tags=tuple(row["tags"]),
+        valid_until=row["valid_until"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        finished_at=row["finished_at"],
+        payload=msgspec.json.decode(row["payload"]),
+        receipt=msgspec.json.decode(row["receipt"]) if row["receipt"] and block else None,
+        confirmations=tuple(
+            BlockRef(number, BlockHash(block_hash))
+            for number, block_hash in msgspec.json.decode(row["confirmations"] or "[]")
+        ),
+    )
+
+
+def _attempt_view(row: Row) -> AttemptView:
+    return AttemptView(
+        number=row["attempt"],
+        purpose=Purpose(row["purpose"]),
+        type=TxType(row["tx_type"]),
+        gas=row["gas"],
+        fees=Fees(fee_cap_wei=int(row["fee_cap_wei"]), tip_wei=int(row["tip_wei"])),
+        tx_hash=TxHash(row["tx_hash"]),
+        sent_count=row["sent_count"],
+        last_result=row["last_result"],
+        last_message=row["last_message"],
+        created_at=row["created_at"],
+    )
+
+
+def _completion(row: Row) -> Completion:
+    return Completion(
+        place=Place(int(row["xid"]), row["id"]),
+        at=row["at"],
+        event=row["event"],
+        state=State(row["state"]),
+        tx_id=row["tx_id"],
+        signer=_signer(row),
+        request_id=row["request_id"],
+        nonce=row["nonce"],
+        tx_hash=TxHash(row["tx_hash"]) if row["tx_hash"] else None,
+        block_number=row["block_number"],
+        error=row["error"],
+        state_now=State(row["state_now"]),
+    )
+
+
+def _signer_view(row: Row) -> SignerView:
+    lease = None
+    if row["owner_node"] is not None and row["fencing_token"] > 0:
+        lease = LeaseView(
+            owner=row["owner_node"],
+            token=row["fencing_token"],
+            acquired_at=row["acquired_at"],
+            held_until=row["held_until"],
+        )
+    return SignerView(
+        signer=_signer(row),
+        state=CursorState(row["state"] or CursorState.ACTIVE),
+        reason=row["reason"],
+        next_nonce=row["next_nonce"],
+        start_nonce=row["start_nonce"],
+        lease=lease,
+        in_flight=row["in_flight"],
+        queued=row["queued"],
+        suspended=row["suspended"],
+    )
