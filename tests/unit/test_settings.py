@@ -273,6 +273,18 @@ def test_an_unknown_variable_or_flag_is_refused_with_the_nearest_name_and_withou
         load(toml_path=None, environ={}, flags={"lease.duraton": "1"})
 
 
+def test_a_flag_may_name_a_key_of_a_chain() -> None:
+    flags = {"rpc_url": "http://localhost:1", "chains.default.poll_interval": "50ms"}
+    chains = load(toml_path=None, environ={}, flags=flags).settings.chains
+    assert list(chains) == ["default"]
+    assert chains["default"].poll_interval_s == 0.05
+    assert chains["default"].rpc_urls == ("http://localhost:1",)
+    with pytest.raises(SettingError, match=r"did you mean chains\.default\.poll_interval\?"):
+        load(toml_path=None, environ={}, flags={"chains.default.poll_intervall": "1"})
+    with pytest.raises(SettingError, match=r"chains\.default\.poll_interval"):
+        load(toml_path=None, environ={}, flags={"chains.default.poll_interval": "soon"})
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -29,6 +29,7 @@ _BY_VARIABLE = {declared.variable: declared for declared in DECLARED.values()}
 _SHORTCUT_BY_VARIABLE = {_PREFIX + name.upper(): name for name in SHORTCUTS}
 _GROUPS = {key[: dot.start()] for key in DECLARED for dot in re.finditer(r"\.", key)}
 _PRIVATE_KEY = re.compile(r"(?:0[xX])?([0-9a-fA-F]{64})")
+_CHAIN_KEY_DOTS = 2  # chains.NAME.KEY; a chain's name has no dot
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
@@ -88,6 +89,10 @@ def read_flags(into: Reading, flags: Mapping[str, str]) -> None:
             into.take_text(name, SHORTCUTS[name], text, "--" + name.replace("_", "-"))
         elif name in DECLARED:
             into.take_text(name, DECLARED[name], text, DECLARED[name].flag)
+        elif name.startswith("chains.") and name.count(".") == _CHAIN_KEY_DOTS:
+            _, chain, inner = name.split(".")
+            value = CHAIN_KEYS[inner].rule.kind.from_text(text) if inner in CHAIN_KEYS else text
+            _read_chain(into, chain, {inner: value}, "flags")
         else:
             raise unknown(name=name, what="setting", source="flags", known=[*DECLARED, *SHORTCUTS])
 
@@ -113,7 +118,8 @@ def _read_chain(into: Reading, name: str, table: Mapping[str, Any], source: str)
         raise not_allowed(
             key="chains.NAME", shown=quoted(name), source=source, allowed=kind.allowed
         ) from None
-    into.chain_names.append(name)
+    if name not in into.chain_names:
+        into.chain_names.append(name)
     for inner, value in table.items():
         key = f"chains.{name}.{inner}"
         if inner not in CHAIN_KEYS:
