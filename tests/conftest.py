@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["fix_postgres", "fix_anvil"]
+pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core"]

@@ -1,0 +1,97 @@
+"""A request is carried out once, however often and wherever it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from fencepost.application.intents import digest
+from fencepost.application.ports import AcceptOutcome, NewRequest
+from fencepost.domain.ids import Signer
+from fencepost.domain.managed import Kind
+from fencepost.errors import RequestConflict
+from fix_core import SINK, Book, OwnChain, check_all_mined_once, open_fencepost, open_ledger
+
+
+async def test_the_same_request_a_hundred_times_over_two_nodes_is_one_transaction(
+    dsn: str, ticking: OwnChain, book: Book
+) -> None:
+    account = ticking.accounts[0]
+    async with (
+        open_fencepost(dsn, ticking, account) as first,
+        open_fencepost(dsn, ticking, account) as second,
+    ):
+        ids = await asyncio.gather(
+            *(
+                node.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
+                for _ in range(50)
+                for node in (first, second)
+            )
+        )
+        assert len(set(ids)) == 1
+        done = await first.wait_for(ids[0], "confirmed")
+    assert done is not None
+    assert done.state == "CONFIRMED"
+    await check_all_mined_once(book, ticking, account, 1)
+
+
+async def test_another_payload_under_a_known_id_is_a_conflict_and_changes_nothing(
+    dsn: str, ticking: OwnChain, book: Book
+) -> None:
+    account = ticking.accounts[0]
+    async with open_fencepost(dsn, ticking, account) as fencepost:
+        tx_id = await fencepost.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
+        await fencepost.wait_for(tx_id, "confirmed")
+        before = [dict(row) for row in await book.rows(account)]
+        events = await book.events(tx_id)
+        for value_wei in (2, 3):
+            with pytest.raises(RequestConflict, match=str(tx_id)):
+                await fencepost.create(
+                    signer=account.address, request_id="order-1", to=SINK, value_wei=value_wei
+                )
+        assert (
+            await fencepost.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
+            == tx_id
+        )
+    assert [dict(row) for row in await book.rows(account)] == before
+    assert await book.events(tx_id) == events
+    await check_all_mined_once(book, ticking, account, 1)
+
+
+async def test_the_same_requests_in_opposite_order_at_two_nodes_are_all_accepted(
+    dsn: str, book: Book
+) -> None:
+    """Two statements that insert the same keys in different orders wait for each other."""
+    signer = Signer(31337, SINK)
+    names = [f"order-{i}" for i in range(400)]
+
+    def asked(order: list[str]) -> list[NewRequest]:
+        payloads = {
+            name: {"type": 2, "value": "1", "to": SINK, "data": "0x" + name.encode().hex()} for name in names
+        }
+        return [
+            NewRequest(
+                tx_id=uuid4(),
+                signer=signer,
+                request_id=name,
+                kind=Kind.INTENT,
+                payload=payloads[name],
+                payload_digest=digest(payloads[name]),
+            )
+            for name in order
+        ]
+
+    async with open_ledger(dsn, node="one") as one, open_ledger(dsn, node="two") as two:
+        for turn in range(4):
+            answers = await asyncio.gather(one.accept(asked(names)), two.accept(asked(names[::-1])))
+            by_name = [
+                dict(zip(order, said, strict=True))
+                for order, said in zip((names, names[::-1]), answers, strict=True)
+            ]
+            for name in names:
+                here, there = by_name[0][name], by_name[1][name]
+                assert here.tx_id == there.tx_id
+                assert {here.outcome, there.outcome} == {AcceptOutcome.CREATED, AcceptOutcome.KNOWN}, turn
+            await book.connection.execute("TRUNCATE managed_tx")
