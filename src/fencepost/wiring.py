@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypedDict
 from uuid import UUID, uuid4
 
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.evm.encoding import decode_signed
+from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import Pool, open_pool
@@ -21,11 +24,13 @@ from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.application.accept import Accept
 from fencepost.application.heads import ChainWatch
 from fencepost.application.lane import Handler, Lane, Policy, StuckDecision, StuckHook
+from fencepost.application.ports import Header
 from fencepost.application.waiting import Waiting
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.errors import SettingError
 from fencepost.runtime.clock import MonotonicClock
 from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
@@ -73,9 +78,9 @@ async def open_node(
     if settings.database.migrate_on_start:
         await migrate.apply(dsn, timeout_s=settings.database.connect_timeout_s)
     async with AsyncExitStack() as stack:
-        keys = await _open_keys(settings, more_private_keys)
+        keys = await load_keys(**key_sources(settings, more_private_keys))
         stack.push_async_callback(keys.aclose)
-        chains, default_chain_id, poll_s = await _open_chains(settings, stack)
+        chains, heads, default_chain_id = await _open_chains(settings, stack)
         name, incarnation, clock = node_name(settings), uuid4(), MonotonicClock()
         pool = await stack.enter_async_context(
             open_pool(
@@ -122,11 +127,14 @@ async def open_node(
             clock=clock,
             observer=observer,
             watches=watches,
+            heads={
+                chain_id: partial(heads[chain_id], nudge=watch.block_expected)
+                for chain_id, watch in watches.items()
+            },
             addresses=frozenset(keys.addresses()),
             pace=Pace(
                 renew_s=settings.lease.renew_interval_s,
                 idle_release_s=settings.lease.idle_release_s,
-                heads_s=poll_s,
             ),
             make_lane=make_lane,
             workers=settings.lanes.workers,
@@ -164,12 +172,22 @@ async def _at_work(node: Node, wakeups: Wakeups) -> AsyncIterator[None]:
             hints.cancel()
 
 
-async def _open_keys(settings: Settings, more: Sequence[str]) -> KeyRing:
+class KeySources(TypedDict):
+    private_keys: Sequence[str]
+    key_file: Path | None
+    keystore_dir: Path | None
+    password_file: Path | None
+    remote_url: str | None
+
+
+def key_sources(settings: Settings, more_private_keys: Sequence[str]) -> KeySources:
+    """Where the settings say that keys are, as `load_keys` takes it."""
+
     def path(text: str) -> Path | None:
         return Path(text) if text else None
 
-    return await load_keys(
-        private_keys=[*settings.keys.private_keys, *more],
+    return KeySources(
+        private_keys=[*settings.keys.private_keys, *more_private_keys],
         key_file=path(settings.keys.file),
         keystore_dir=path(settings.keys.keystore_dir),
         password_file=path(settings.keys.keystore_password_file),
@@ -179,24 +197,37 @@ async def _open_keys(settings: Settings, more: Sequence[str]) -> KeyRing:
 
 async def _open_chains(
     settings: Settings, stack: AsyncExitStack
-) -> tuple[dict[int, EvmChain], int, dict[int, float]]:
-    """Every chain answers, and is the one that the settings say."""
+) -> tuple[dict[int, EvmChain], dict[int, Callable[..., AsyncGenerator[Header, None]]], int]:
+    """Every chain answers, and is the one that the settings say; a WebSocket URL among its nodes tells new heads."""
     chains: dict[int, EvmChain] = {}
-    poll_s: dict[int, float] = {}
+    heads: dict[int, Callable[..., AsyncGenerator[Header, None]]] = {}
     default_chain_id = 0
-    for name, configured in settings.chains.items():
+    for name, chain in settings.chains.items():
+        sockets = [url for url in chain.rpc_urls if url.startswith(("ws://", "wss://"))]
         rpcs = [
-            JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MOST_RPC_BODY_BYTES)
-            for url in configured.rpc_urls
+            JsonRpc(
+                url,
+                timeout_s=RPC_TIMEOUT_S,
+                max_body_bytes=MOST_RPC_BODY_BYTES,
+                singles_at_once=settings.confirmations.receipt_workers,
+            )
+            for url in chain.rpc_urls
+            if url not in sockets
         ]
-        chain = EvmChain(rpcs)
-        stack.push_async_callback(chain.close)
-        chain_id = await chain.verify_chain_id(configured.id)
-        chains[chain_id] = chain
-        poll_s[chain_id] = configured.poll_interval_s
+        if not rpcs:
+            raise SettingError(
+                f"chains.{name}.rpc_urls needs an http or https URL: a WebSocket only tells new heads"
+            )
+        evm = EvmChain(rpcs)
+        stack.push_async_callback(evm.close)
+        chain_id = await evm.verify_chain_id(chain.id)
+        chains[chain_id] = evm
+        heads[chain_id] = partial(
+            watch_heads, evm, poll_interval_s=chain.poll_interval_s, ws_url=sockets[0] if sockets else None
+        )
         if name == settings.default_chain:
             default_chain_id = chain_id
-    return chains, default_chain_id, poll_s
+    return chains, heads, default_chain_id
 
 
 def _watch(settings: Settings, chain: EvmChain) -> ChainWatch:
@@ -207,12 +238,12 @@ def _watch(settings: Settings, chain: EvmChain) -> ChainWatch:
 
 
 def policy_for(settings: Settings, signer: Signer) -> Policy:
-    own = settings.signer_policy(signer.address)
+    policy = settings.signer_policy(signer.address)
     fees, bump = settings.fees, settings.fees.bump
     return Policy(
-        strict=own.mode == "strict",
-        start_from=own.start_from,
-        max_in_flight=own.max_in_flight,
+        strict=policy.mode == "strict",
+        start_from=policy.start_from,
+        max_in_flight=policy.max_in_flight,
         chain_query=settings.nonce.chain_query,
         state_timeout_s=settings.nonce.state_timeout_s,
         resubmit_enabled=settings.resubmit.enabled,
@@ -221,7 +252,6 @@ def policy_for(settings: Settings, signer: Signer) -> Policy:
         required=settings.confirmations.required,
         stale_receipt_timeout_s=settings.confirmations.stale_receipt_timeout_s,
         fetch_receipt_upon_entry=settings.confirmations.fetch_receipt_upon_entry,
-        receipt_workers=settings.confirmations.receipt_workers,
         fixed_fees=Fees(fee_cap_wei=fees.fixed_fee_cap_wei, tip_wei=fees.fixed_tip_wei)
         if fees.source == "fixed"
         else None,
@@ -232,6 +262,7 @@ def policy_for(settings: Settings, signer: Signer) -> Policy:
         gas_factor=settings.gas.estimate_factor,
         refuse_reverting=settings.gas.refuse_reverting,
         history_max_entries=settings.history.max_entries,
+        read_ahead=settings.lanes.read_ahead,
     )
 
 

@@ -47,6 +47,7 @@ async def broadcast(lane: Lane) -> int:
 async def send(lane: Lane, txs: list[ManagedTx]) -> None:
     """The stored bytes of each, in one batch; then one commit for all that was answered."""
     results = await lane.chain.send([tx.latest.signed for tx in txs])
+    lane.watch.block_expected.set()
     now_s = lane.clock.now_s()
     actions: list[Action] = []
     changes = []

@@ -7,9 +7,10 @@ the view begins at the head, and older blocks are read on demand (`view_around`)
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
-from fencepost.application.ports import Block, BlockTag, Chain
+from fencepost.application.ports import Block, BlockTag, Chain, Header
 from fencepost.domain.confirmations import View
 from fencepost.domain.ids import BlockHash
 from fencepost.errors import RpcUnavailable
@@ -32,6 +33,7 @@ class ChainWatch:
         256  # how many blocks below the head are remembered; forks deeper than this look as deep as this
     )
     settled_tag: BlockTag | None = None
+    block_expected: asyncio.Event = field(default_factory=asyncio.Event)  # set when something was sent
     _hashes: dict[int, BlockHash] = field(default_factory=dict)
     _head: int = -1
     _settled: int | None = None
@@ -45,8 +47,9 @@ class ChainWatch:
         lowest = next(iter(self._hashes), self._head + 1)
         return View(hashes=self._hashes, lowest=lowest, head=self._head, settled=self._settled)
 
-    async def refresh(self) -> HeadChange:
-        head = await self.chain.head()
+    async def refresh(self, head: Header | None = None) -> HeadChange:
+        """Bring the view to the head given, or to the one the chain has now."""
+        head = head or await self.chain.head()
         if self.settled_tag is not None:
             self._settled = (await self.chain.head(self.settled_tag)).number
         if self._hashes.get(head.number) == head.hash and head.number == self._head:

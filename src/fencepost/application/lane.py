@@ -85,7 +85,6 @@ class Policy:
     required: int | Literal["safe", "finalized"] = 20
     stale_receipt_timeout_s: float = 60.0
     fetch_receipt_upon_entry: bool = False
-    receipt_workers: int = 10
     fixed_fees: Fees | None = None
     fee_cap_wei: int = 500_000_000_000
     bump_enabled: bool = False
@@ -94,6 +93,7 @@ class Policy:
     gas_factor: float = 1.2
     refuse_reverting: bool = True
     history_max_entries: int = 200
+    read_ahead: int = 512  # requests of the queue that are held in memory
 
     @property
     def window(self) -> int:

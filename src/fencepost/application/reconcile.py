@@ -23,13 +23,12 @@ MOST_REOPENED = 512
 # A take-over looks at this many of the newest ended ones, because a fork may have happened while nobody watched.
 RECENT = 16
 
-QUEUE_LIMIT = 512
-
 
 async def reconcile(lane: Lane) -> None:
     if not lane.watch.has_begun:
         raise RpcUnavailable("the chain has not been seen yet")
-    lane.adopt(await lane.ledger.load(lane.signer, queue_limit=QUEUE_LIMIT), queue_limit=QUEUE_LIMIT)
+    limit = lane.policy.read_ahead
+    lane.adopt(await lane.ledger.load(lane.signer, queue_limit=limit), queue_limit=limit)
     lane.suspicions.clear()
     if lane.cursor is not None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")

@@ -7,7 +7,7 @@ from fencepost.application.broadcast import broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
 from fencepost.application.lane import Lane
-from fencepost.application.reconcile import QUEUE_LIMIT, reconcile, reopen_undone
+from fencepost.application.reconcile import reconcile, reopen_undone
 from fencepost.application.track import stale_after_s, track
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
@@ -24,24 +24,27 @@ async def step(lane: Lane) -> float | None:
         await reopen_undone(lane)
     await track(lane)
     await escalate(lane)
-    await broadcast(lane)
+    sent = await broadcast(lane)
     for _ in range(MOST_BATCHES):
         await _refill(lane)
         if not await allocate(lane):
             break
-        await broadcast(lane)
+        sent += await broadcast(lane)
     else:
         return 0.0
+    if sent and lane.policy.fetch_receipt_upon_entry:
+        lane.must_look_up = True
+        await track(lane)
     return _come_back_in_s(lane)
 
 
 async def _refill(lane: Lane) -> None:
     if lane.queue_may_have_more and len(lane.queue) < lane.policy.window:
         lane.queue_may_have_more = False
-        loaded = await lane.ledger.load_queue(lane.signer, limit=QUEUE_LIMIT)
+        loaded = await lane.ledger.load_queue(lane.signer, limit=lane.policy.read_ahead)
         lane.queue.clear()
         lane.queue.extend(loaded)
-        lane.queue_may_have_more = lane.queue_may_have_more or len(loaded) >= QUEUE_LIMIT
+        lane.queue_may_have_more = lane.queue_may_have_more or len(loaded) >= lane.policy.read_ahead
 
 
 def _come_back_in_s(lane: Lane) -> float | None:

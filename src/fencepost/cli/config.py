@@ -9,13 +9,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from fencepost.cli.tables import console, table
 from fencepost.settings import Loaded, example_toml, load, plain_text, shown_settings
-
-_PIPE_COLUMNS = 200  # without a terminal nobody folds lines, so nothing should break them
 
 
 @click.command("config")
@@ -47,17 +44,12 @@ def _json(loaded: Loaded) -> str:
 
 
 def _print_table(loaded: Loaded) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("setting", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("source", overflow="fold")
+    rows = []
     for row in shown_settings(loaded.settings, loaded.sources):
         style = "dim" if row.source == "default" else ""
-        # Text, not markup: a value may well contain square brackets.
-        value = plain_text(row.value) or '""'
-        table.add_row(Text(row.key, style), Text(value, style), Text(row.source, style))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPE_COLUMNS
-    console.print(table)
-    console.print(Text(f"file: {loaded.file.resolve() if loaded.file else 'none'}", "dim"))
+        rows.append(
+            (Text(row.key, style), Text(plain_text(row.value) or '""', style), Text(row.source, style))
+        )
+    out = console()
+    out.print(table(("setting", "value", "source"), rows))
+    out.print(Text(f"file: {loaded.file.resolve() if loaded.file else 'none'}", "dim"))

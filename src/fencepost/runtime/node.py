@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.lane import Lane
-from fencepost.application.ports import Clock, Ledger, Observer
+from fencepost.application.ports import Clock, Header, Ledger, Observer
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import FencepostError, RpcError
@@ -40,7 +40,10 @@ class Pace:
     seek_s: float = 1.0
     renew_s: float = 2.5
     idle_release_s: float = 30.0
-    heads_s: Mapping[int, float] = field(default_factory=dict)  # by chain id
+
+
+# New heads of a chain, as they come; it ends by being closed.
+HeadFeed = Callable[[], AsyncGenerator[Header, None]]
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Node:
     clock: Clock
     observer: Observer
     watches: Mapping[int, ChainWatch]  # by chain id
+    heads: Mapping[int, HeadFeed]  # by chain id
     addresses: frozenset[Address]  # whose keys this node holds
     pace: Pace
     make_lane: Callable[[Term], Lane]
@@ -82,8 +86,7 @@ class Node:
                     self._loop(self.idle_once, max(0.05, self.pace.idle_release_s / 4)), name="idle"
                 )
                 for chain_id in self.watches:
-                    turn = self.pace.heads_s.get(chain_id, 1.0)
-                    group.create_task(self._loop(_heads_turn(self, chain_id), turn), name=f"heads-{chain_id}")
+                    group.create_task(self._follow(chain_id), name=f"heads-{chain_id}")
                 group.create_task(self._until_stopped(), name="stop")
         except* _Stopped:
             pass
@@ -214,10 +217,21 @@ class Node:
         await self.ledger.release([lane.term for lane in lanes])
         return len(lanes)
 
-    async def heads_once(self, chain_id: int) -> HeadChange:
+    async def _follow(self, chain_id: int) -> None:
+        async with aclosing(self.heads[chain_id]()) as heads:
+            async for head in heads:
+                try:
+                    await self.heads_once(chain_id, head)
+                except RpcError as error:
+                    _log.warning("chain %s: %s", chain_id, error)
+                    self.watches[chain_id].block_expected.set()  # not seen whole: soon again
+                except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next head tries again
+                    _log.exception("chain %s: a head was not told to the lanes", chain_id)
+
+    async def heads_once(self, chain_id: int, head: Header | None = None) -> HeadChange:
         watch = self.watches[chain_id]
         old_head = watch.view.head
-        change = await watch.refresh()
+        change = await watch.refresh(head)
         if change.blocks or change.forked_at is not None or change.begun_anew:
             await self._tell_lanes(chain_id, change, old_head)
         return change
@@ -248,13 +262,3 @@ class Node:
 
 class _Stopped(Exception):
     pass
-
-
-def _heads_turn(node: Node, chain_id: int) -> Callable[[], object]:
-    async def turn() -> None:
-        try:
-            await node.heads_once(chain_id)
-        except RpcError as error:
-            _log.warning("chain %s: %s", chain_id, error)
-
-    return turn

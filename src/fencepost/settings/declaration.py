@@ -190,10 +190,10 @@ class Gas:
 @dataclass(frozen=True, slots=True)
 class Lanes:
     workers: int = setting(Whole(1, 4096), 256, "How many signers a node works for at the same time.")
-    queue_limit: int = setting(
-        Whole(1, 10_000_000),
-        10_000,
-        "How many queued transactions a node holds before it asks clients to wait.",
+    read_ahead: int = setting(
+        Whole(16, 10_000),
+        512,
+        "How many waiting requests of a signer a node holds in memory; the rest stays stored.",
     )
 
 

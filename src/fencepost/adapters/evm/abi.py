@@ -1,8 +1,8 @@
 """Calldata from a method and its arguments: a signature like "transfer(address,uint256)", or a name and its ABI.
 
 Arguments come as JSON: whole numbers as numbers, decimal or 0x text; bytes as 0x text; addresses with their checksum
-looked at; tuples as arrays, or as objects when the ABI names their members. What does not fit raises `ArgumentError`
-with the place of the argument.
+looked at; tuples as arrays, or as objects when the ABI names their members. What does not fit raises `InvalidRequest`
+whose field is `method`, `abi`, or `args` with indexes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,13 @@ from eth_abi.grammar import ABIType, BasicType, TupleType, normalize, parse
 
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.evm.keccak import keccak256
+from fencepost.errors import InvalidRequest
 
 MOST_SIGNATURE_CHARS = 2_000
 MOST_ABI_ENTRIES = 2_000
 
 _BASES = frozenset({"uint", "int", "bool", "string", "address", "bytes", "function"})
 _NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-
-
-class ArgumentError(ValueError):
-    """`place` names what is wrong: "method", "abi", or "args" with indexes."""
-
-    def __init__(self, message: str, *, place: str) -> None:
-        super().__init__(message)
-        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +37,12 @@ class _Parameter:
 def encode_call(*, method: str, abi: Sequence[Any] | None, args: Sequence[Any]) -> bytes:
     """Selector and arguments."""
     if len(method) > MOST_SIGNATURE_CHARS:
-        raise ArgumentError("is too long", place="method")
+        raise InvalidRequest("is too long", field="method")
     if "(" in method:
         name, parameters = _from_signature(method)
     elif abi is None:
-        raise ArgumentError(
-            'must be a signature such as "transfer(address,uint256)" when there is no abi', place="method"
+        raise InvalidRequest(
+            'must be a signature such as "transfer(address,uint256)" when there is no abi', field="method"
         )
     else:
         name, parameters = method, _from_abi(abi, method, len(args))
@@ -66,12 +59,12 @@ def encode_constructor(*, abi: Sequence[Any], args: Sequence[Any]) -> bytes:
 def _from_signature(signature: str) -> tuple[str, tuple[_Parameter, ...]]:
     name, _, rest = signature.replace(" ", "").partition("(")
     if not _NAME.fullmatch(name):
-        raise ArgumentError(f"{name[:60]!r} is no name of a method", place="method")
+        raise InvalidRequest(f"{name[:60]!r} is no name of a method", field="method")
     if rest == ")":
         return name, ()
-    listed = _parsed("(" + rest, place="method")
+    listed = _parsed("(" + rest, field="method")
     if not isinstance(listed, TupleType) or listed.is_array:
-        raise ArgumentError('must look like "transfer(address,uint256)"', place="method")
+        raise InvalidRequest('must look like "transfer(address,uint256)"', field="method")
     return name, tuple(_bare(component) for component in listed.components)
 
 
@@ -88,64 +81,64 @@ def _from_abi(abi: Sequence[Any], method: str, count: int) -> tuple[_Parameter, 
     ]
     fitting = [inputs for inputs in map(_inputs, named) if len(inputs) == count]
     if not named:
-        raise ArgumentError(f"the abi has no function {method[:60]!r}", place="method")
+        raise InvalidRequest(f"the abi has no function {method[:60]!r}", field="method")
     if not fitting:
-        raise ArgumentError(f"no {method} of the abi takes {count} arguments", place="args")
+        raise InvalidRequest(f"no {method} of the abi takes {count} arguments", field="args")
     if len(fitting) > 1:
-        raise ArgumentError(
+        raise InvalidRequest(
             f"the abi has {len(fitting)} functions {method} with {count} arguments: give the whole signature",
-            place="method",
+            field="method",
         )
     return fitting[0]
 
 
 def _entries(abi: Sequence[Any]) -> list[Mapping[str, Any]]:
     if len(abi) > MOST_ABI_ENTRIES:
-        raise ArgumentError(f"has more than {MOST_ABI_ENTRIES} entries", place="abi")
+        raise InvalidRequest(f"has more than {MOST_ABI_ENTRIES} entries", field="abi")
     if not all(isinstance(entry, dict) for entry in abi):
-        raise ArgumentError("must be a list of objects", place="abi")
+        raise InvalidRequest("must be a list of objects", field="abi")
     return list(abi)
 
 
 def _inputs(entry: Mapping[str, Any]) -> tuple[_Parameter, ...]:
     inputs = entry.get("inputs", [])
     if not isinstance(inputs, list):
-        raise ArgumentError("inputs must be a list", place="abi")
+        raise InvalidRequest("inputs must be a list", field="abi")
     return tuple(_described(one) for one in inputs)
 
 
 def _described(one: Any) -> _Parameter:
     if not isinstance(one, dict) or not isinstance(one.get("type"), str):
-        raise ArgumentError("an input has no type", place="abi")
+        raise InvalidRequest("an input has no type", field="abi")
     name, text = str(one.get("name", "")), one["type"]
     if not text.startswith("tuple"):
-        return _Parameter(_parsed(text, place="abi"), name=name)
+        return _Parameter(_parsed(text, field="abi"), name=name)
     components = one.get("components")
     if not isinstance(components, list):
-        raise ArgumentError("a tuple has no components", place="abi")
+        raise InvalidRequest("a tuple has no components", field="abi")
     members = tuple(_described(component) for component in components)
     whole = f"({','.join(_text(member.type) for member in members)}){text.removeprefix('tuple')}"
-    return _Parameter(_parsed(whole, place="abi"), members, name)
+    return _Parameter(_parsed(whole, field="abi"), members, name)
 
 
-def _parsed(text: str, *, place: str) -> ABIType:
+def _parsed(text: str, *, field: str) -> ABIType:
     if len(text) > MOST_SIGNATURE_CHARS:
-        raise ArgumentError("a type is too long", place=place)
+        raise InvalidRequest("a type is too long", field=field)
     try:
-        abi_type = parse(normalize(text))  # type: ignore[no-untyped-call]  # the library leaves this one untyped
+        abi_type: ABIType = parse(normalize(text))  # type: ignore[no-untyped-call]  # the library leaves this one untyped
         abi_type.validate()
     except (ABITypeError, ParseError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{text[:80]!r} is no type: {str(error)[:120]}", place=place) from None
-    _check_known(abi_type, place=place)
+        raise InvalidRequest(f"{text[:80]!r} is no type: {str(error)[:120]}", field=field) from None
+    _check_known(abi_type, field=field)
     return abi_type
 
 
-def _check_known(abi_type: ABIType, *, place: str) -> None:
+def _check_known(abi_type: ABIType, *, field: str) -> None:
     if isinstance(abi_type, TupleType):
         for part in abi_type.components:
-            _check_known(part, place=place)
+            _check_known(part, field=field)
     elif not isinstance(abi_type, BasicType) or abi_type.base not in _BASES:
-        raise ArgumentError(f"{_text(abi_type)[:80]!r} is no type that can be encoded", place=place)
+        raise InvalidRequest(f"{_text(abi_type)[:80]!r} is no type that can be encoded", field=field)
 
 
 def _text(abi_type: ABIType) -> str:
@@ -154,50 +147,50 @@ def _text(abi_type: ABIType) -> str:
 
 def _encode(parameters: tuple[_Parameter, ...], args: Sequence[Any]) -> bytes:
     if len(args) != len(parameters):
-        raise ArgumentError(f"{len(parameters)} arguments are needed, {len(args)} were given", place="args")
+        raise InvalidRequest(f"{len(parameters)} arguments are needed, {len(args)} were given", field="args")
     values = [
         _value(parameter, arg, f"args[{index}]")
         for index, (parameter, arg) in enumerate(zip(parameters, args, strict=True))
     ]
     try:
         return encode([_text(parameter.type) for parameter in parameters], values)
-    except (EncodingError, OverflowError) as error:
-        raise ArgumentError(str(error)[:200], place="args") from None
+    except (EncodingError, ValueError, OverflowError) as error:
+        raise InvalidRequest(str(error)[:200], field="args") from None
 
 
-def _value(parameter: _Parameter, arg: Any, place: str) -> Any:
+def _value(parameter: _Parameter, arg: Any, field: str) -> Any:
     abi_type = parameter.type
     if abi_type.is_array:
         if not isinstance(arg, list):
-            raise ArgumentError("must be an array", place=place)
+            raise InvalidRequest("must be an array", field=field)
         item = _Parameter(abi_type.item_type, parameter.members, parameter.name)
-        return [_value(item, one, f"{place}[{index}]") for index, one in enumerate(arg)]
+        return [_value(item, one, f"{field}[{index}]") for index, one in enumerate(arg)]
     if isinstance(abi_type, TupleType):
         return tuple(
-            _value(member, one, f"{place}[{index}]")
+            _value(member, one, f"{field}[{index}]")
             for index, (member, one) in enumerate(
-                zip(parameter.members, _members(parameter, arg, place), strict=True)
+                zip(parameter.members, _members(parameter, arg, field), strict=True)
             )
         )
     assert isinstance(abi_type, BasicType)  # noqa: S101 - the grammar has no third kind
-    return _basic(abi_type, arg, place)
+    return _basic(abi_type, arg, field)
 
 
-def _members(parameter: _Parameter, arg: Any, place: str) -> list[Any]:
+def _members(parameter: _Parameter, arg: Any, field: str) -> list[Any]:
     if isinstance(arg, dict):
         names = [member.name for member in parameter.members]
         if set(arg) != set(names) or len(set(names)) != len(names):
-            raise ArgumentError(f"must have the members {', '.join(names)}", place=place)
+            raise InvalidRequest(f"must have the members {', '.join(names)}", field=field)
         return [arg[name] for name in names]
     if not isinstance(arg, list) or len(arg) != len(parameter.members):
-        raise ArgumentError(f"must be an array of {len(parameter.members)}", place=place)
+        raise InvalidRequest(f"must be an array of {len(parameter.members)}", field=field)
     return arg
 
 
-def _basic(abi_type: BasicType, arg: Any, place: str) -> Any:
+def _basic(abi_type: BasicType, arg: Any, field: str) -> Any:
     match abi_type.base:
         case "uint" | "int" as base:
-            return _whole(arg, int(abi_type.sub), place, signed=base == "int")
+            return _whole(arg, int(abi_type.sub), field, signed=base == "int")
         case "bool" if isinstance(arg, bool):
             return arg
         case "string" if isinstance(arg, str):
@@ -206,23 +199,23 @@ def _basic(abi_type: BasicType, arg: Any, place: str) -> Any:
             try:
                 return parse_checked_address(arg)
             except ValueError as error:
-                raise ArgumentError(str(error), place=place) from None
+                raise InvalidRequest(str(error), field=field) from None
         case "bytes" | "function" if isinstance(arg, str) and re.fullmatch(r"0x([0-9a-fA-F]{2})*", arg):
             return bytes.fromhex(arg[2:])
         case "bytes" | "function":
-            raise ArgumentError("must be 0x and an even number of hex digits", place=place)
+            raise InvalidRequest("must be 0x and an even number of hex digits", field=field)
         case base:
-            raise ArgumentError(f"must be of type {base}", place=place)
+            raise InvalidRequest(f"must be of type {base}", field=field)
 
 
-def _whole(arg: Any, bits: int, place: str, *, signed: bool) -> int:
+def _whole(arg: Any, bits: int, field: str, *, signed: bool) -> int:
     if isinstance(arg, int) and not isinstance(arg, bool):
         number = arg
     elif isinstance(arg, str) and re.fullmatch(r"-?(0x[0-9a-fA-F]{1,64}|[0-9]{1,78})", arg):
         number = int(arg, 16 if "0x" in arg else 10)
     else:
-        raise ArgumentError("must be a whole number: a number, decimal text or 0x text", place=place)
+        raise InvalidRequest("must be a whole number: a number, decimal text or 0x text", field=field)
     least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     if not least <= number <= most:
-        raise ArgumentError(f"does not fit {'int' if signed else 'uint'}{bits}", place=place)
+        raise InvalidRequest(f"does not fit {'int' if signed else 'uint'}{bits}", field=field)
     return number

@@ -6,6 +6,8 @@ Contract
 - What is yielded always comes from `head()`. A WebSocket, where one is configured, only says *when* to ask; it may die,
   lie or be slow without harm. While it is down the head is polled every `poll_interval_s`, and the connection is tried
   again after 0.5 s, doubling to 30 s. While it is up but silent the head is polled all the same, if seldom.
+- A set `nudge` says that a block is likely soon (something was just sent): without a WebSocket the head is then asked
+  for at short, growing intervals, until it changes or the usual interval is reached.
 - A failed `head()` is logged and asked again; the iterator ends only by cancellation or `aclose()`. Use it under
   `contextlib.aclosing`.
 """
@@ -15,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -26,6 +29,7 @@ from fencepost.adapters.evm.rpc import masked
 from fencepost.application.ports import Header
 from fencepost.errors import RpcError
 
+_QUICK_FIRST_S: Final = 0.02
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 _CONNECT_TIMEOUT_S: Final = 2.0
@@ -42,10 +46,15 @@ class HeadSource(Protocol):
 
 
 async def watch_heads(
-    source: HeadSource, *, poll_interval_s: float, ws_url: str | None = None
-) -> AsyncIterator[Header]:
+    source: HeadSource,
+    *,
+    poll_interval_s: float,
+    ws_url: str | None = None,
+    nudge: asyncio.Event | None = None,
+) -> AsyncGenerator[Header, None]:
     last: Header | None = None
-    async with _Hints(poll_interval_s=poll_interval_s, ws_url=ws_url) as hints:
+    nudge = nudge or asyncio.Event()
+    async with _Hints(poll_interval_s=poll_interval_s, ws_url=ws_url, nudge=nudge) as hints:
         while True:
             try:
                 head = await source.head()
@@ -54,6 +63,7 @@ async def watch_heads(
             else:
                 if last is None or head.hash != last.hash:
                     last = head
+                    hints.calm_down()
                     yield head
             await hints.wait()
 
@@ -61,8 +71,10 @@ async def watch_heads(
 class _Hints:
     """When to ask for the head again."""
 
-    def __init__(self, *, poll_interval_s: float, ws_url: str | None) -> None:
+    def __init__(self, *, poll_interval_s: float, ws_url: str | None, nudge: asyncio.Event) -> None:
         self._poll_interval_s = poll_interval_s
+        self._nudge = nudge
+        self._quick_s: float | None = None  # the next short interval, while a block is expected
         self._ws_url = ws_url
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
@@ -89,7 +101,22 @@ class _Hints:
             # Whatever happened while there was no subscription is found by asking right after it.
             await self._subscribe(self._session, self._ws_url)
         else:
-            await asyncio.sleep(self._poll_interval_s)
+            await self._poll()
+
+    def calm_down(self) -> None:
+        self._quick_s = None
+
+    async def _poll(self) -> None:
+        if self._quick_s is not None and self._quick_s < self._poll_interval_s:
+            await asyncio.sleep(self._quick_s)
+            self._quick_s *= 2
+            return
+        self._quick_s = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._poll_interval_s):
+                await self._nudge.wait()
+                self._nudge.clear()
+                self._quick_s = _QUICK_FIRST_S
 
     async def _subscribe(self, session: aiohttp.ClientSession, ws_url: str) -> None:
         try:

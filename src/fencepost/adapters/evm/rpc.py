@@ -31,7 +31,6 @@ Observer = Callable[[str, str, float, str], None]
 Calls = Sequence[tuple[str, Sequence[Any]]]
 
 BATCH_MAX: Final = 100
-_SINGLES_AT_ONCE_MAX: Final = 8
 _CONNECTIONS_MAX: Final = 16
 _ERROR_CHARS_MAX: Final = 1000
 # How an endpoint says "no batches": by status, by the code of one lone error object, or in words.
@@ -63,6 +62,7 @@ class JsonRpc:
         *,
         timeout_s: float = 10.0,
         max_body_bytes: int = 64 * 1024 * 1024,
+        singles_at_once: int = 8,
         session: aiohttp.ClientSession | None = None,
         on_call: Observer = _unobserved,
     ) -> None:
@@ -70,6 +70,7 @@ class JsonRpc:
         self._url = url
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._max_body_bytes = max_body_bytes
+        self._singles_at_once = singles_at_once
         self._session = session
         self._owns_session = session is None
         self._on_call = on_call
@@ -145,7 +146,7 @@ class JsonRpc:
                     answers[index] = lost = error
 
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(_SINGLES_AT_ONCE_MAX, len(calls))):
+            for _ in range(min(self._singles_at_once, len(calls))):
                 workers.create_task(work())
         if lost is not None and all(isinstance(answer, RpcUnavailable) for answer in answers):
             raise lost

@@ -1,0 +1,106 @@
+"""`fencepost demo`: see it work, with a live table, in a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from fencepost.cli.options import settings_options
+from fencepost.cli.tables import console, table
+from fencepost.lab.demo import Demo, Outcome, Progress, stage
+from fencepost.settings import Loaded
+
+TRANSACTIONS = 300
+
+
+@click.command()
+@click.option("--transactions", type=click.IntRange(20, 20_000), default=TRANSACTIONS, show_default=True)
+@click.option("--keep", is_flag=True, help="Leave the nodes running until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@settings_options
+def demo(*, transactions: int, keep: bool, as_json: bool, loaded: Loaded) -> int:
+    """Three nodes, one killed half-way, every transaction mined exactly once."""
+    outcome = asyncio.run(_run(loaded, transactions, keep=keep, as_json=as_json))
+    return 0 if outcome.is_good else 1
+
+
+async def _run(loaded: Loaded, transactions: int, *, keep: bool, as_json: bool) -> Outcome:
+    out = Console(stderr=True, highlight=False) if as_json else console()
+    async with stage(
+        loaded.settings, transactions=transactions, report=lambda text: out.print(f"… {text}")
+    ) as demo_:
+        outcome = await _watch(demo_, out)
+        if as_json:
+            click.echo(json.dumps(outcome.as_json(), indent=2))
+        else:
+            _tell(outcome, out)
+        if keep:
+            await _keep(demo_, out)
+    return outcome
+
+
+async def _watch(demo_: Demo, out: Console) -> Outcome:
+    bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=out)
+    task = bar.add_task("confirmed", total=demo_.transactions)
+    if not out.is_terminal:
+        return await demo_.play(lambda _: None)
+    with Live(console=out, refresh_per_second=10) as live:
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=sum(row[3] for row in progress.rows))
+            grid = Table.grid()
+            grid.add_row(_picture(progress))
+            grid.add_row(bar)
+            live.update(grid)
+
+        return await demo_.play(show)
+
+
+def _picture(progress: Progress) -> Table:
+    rows = [
+        (
+            signer,
+            str(queued),
+            str(in_flight),
+            str(confirmed),
+            owner if owner in progress.alive else f"{owner} (dead)",
+        )
+        for signer, queued, in_flight, confirmed, owner in progress.rows
+    ]
+    picture = table(("signer", "queued", "in flight", "confirmed", "held by"), rows)
+    picture.title = f"nodes: {' '.join(progress.alive)} · {progress.note}"
+    picture.title_justify = "left"
+    return picture
+
+
+def _tell(outcome: Outcome, out: Console) -> None:
+    for problem in outcome.problems[:20]:
+        out.print(f"✗ {problem}", style="red")
+    if outcome.is_good:
+        out.print(
+            f"✓ {outcome.requests} requests, each mined exactly once; no hole, no nonce twice ({outcome.seconds} s)",
+            style="green",
+        )
+    if outcome.failover_s is not None:
+        out.print(
+            f"✓ {outcome.killed} was killed with -9; the next send for one of its signers came {outcome.failover_s} s later"
+        )
+
+
+async def _keep(demo_: Demo, out: Console) -> None:
+    for node in demo_.nodes:
+        if node.is_alive:
+            out.print(f"{node.name} is at {node.url} (docs: {node.url}/docs)")
+    out.print("Ctrl-C ends it")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()

@@ -1,0 +1,55 @@
+"""`fencepost migrate`: bring the database up to date, show where it stands, or print the SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import click
+
+from fencepost.adapters.postgres import migrate as migrations
+from fencepost.cli.options import settings_options
+from fencepost.cli.tables import console, table
+from fencepost.dev.surroundings import database
+from fencepost.settings import Loaded
+
+
+@click.command()
+@click.argument("verb", type=click.Choice(["up", "status"]), default="up")
+@click.option("--sql", "print_sql", is_flag=True, help="Print the SQL of all migrations, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings_options
+def migrate(*, verb: str, print_sql: bool, as_json: bool, loaded: Loaded) -> None:
+    """Apply the migrations that are missing (up), or list them (status)."""
+    if print_sql:
+        for migration in migrations.available():
+            click.echo(
+                f"-- {migration.number:04}_{migration.name}  sha256 {migration.checksum}\n{migration.sql}"
+            )
+        return
+    rows = asyncio.run(_run(verb, loaded))
+    if as_json:
+        click.echo(
+            json.dumps([{"number": n, "name": name, "state": state} for n, name, state in rows], indent=2)
+        )
+        return
+    console().print(table(("number", "name", "state"), [(f"{n:04}", name, state) for n, name, state in rows]))
+
+
+async def _run(verb: str, loaded: Loaded) -> list[tuple[int, str, str]]:
+    timeout_s = loaded.settings.database.connect_timeout_s
+    async with database(loaded.settings, report=lambda _: None) as dsn:
+        applied = await migrations.apply(dsn, timeout_s=timeout_s) if verb == "up" else []
+        now = {migration.number for migration in applied}
+        return [
+            (
+                status.migration.number,
+                status.migration.name,
+                "applied now"
+                if status.migration.number in now
+                else "applied"
+                if status.is_applied
+                else "missing",
+            )
+            for status in await migrations.status(dsn, timeout_s=timeout_s)
+        ]

@@ -1,0 +1,52 @@
+"""`fencepost up`: one node, with what is missing embedded; SIGINT and SIGTERM end it, and everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import click
+import uvloop
+
+from fencepost.api.app import create_app
+from fencepost.cli.options import settings_options
+from fencepost.cli.tables import console
+from fencepost.dev.surroundings import surroundings
+from fencepost.runtime import logs
+from fencepost.services import services_of
+from fencepost.serving import bind, serve
+from fencepost.settings import Loaded
+from fencepost.wiring import open_node
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when the node is ready.")
+@settings_options
+def up(*, as_json: bool, loaded: Loaded) -> None:
+    """Start a node. Without a DSN or an RPC URL it brings its own PostgreSQL and dev chain."""
+    logs.configure(loaded.settings.log.format, loaded.settings.log.level)
+    uvloop.run(_run(loaded, as_json=as_json))
+
+
+async def _run(loaded: Loaded, *, as_json: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    out = console()
+    settings = loaded.settings
+    listener = bind(settings.api.host, settings.api.port)
+    with listener:
+        report = (lambda _: None) if as_json else (lambda text: out.print(f"… {text}"))
+        async with (
+            surroundings(settings, report=report) as around,
+            open_node(around.settings, dsn=around.dsn, more_private_keys=around.private_keys) as running,
+            serve(create_app(services_of(running)), listener) as url,
+        ):
+            if as_json:
+                click.echo(json.dumps({"url": url, "node": running.node.name}))
+            else:
+                out.print(
+                    f"✓ node {running.node.name} is ready at {url}  (docs at {url}/docs)", style="green"
+                )
+            await stop.wait()
