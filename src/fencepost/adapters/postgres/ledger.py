@@ -2,11 +2,12 @@
 
 An error of the database means that the outcome is unknown; it surfaces as it is, and the caller drops what it holds.
 Integrity errors in a shared batch are the exception: the statement did nothing, so its lanes are tried one by one and
-only the guilty one sees the error.
+only the guilty one is refused, like a lane whose rows have moved.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -34,6 +35,8 @@ from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import CursorState
+
+_log = logging.getLogger(__name__)
 
 MOST_LANES_A_COMMIT = 64
 MOST_REQUESTS_A_COMMIT = 500
@@ -268,15 +271,14 @@ class PostgresLedger:
         try:
             return await self._commit_together(writes)
         except asyncpg.IntegrityConstraintViolationError:
-            if len(writes) == 1:
-                raise
             return [await self._commit_alone(write) for write in writes]
 
     async def _commit_alone(self, write: LaneWrite) -> Written:
         try:
             return (await self._commit_together([write]))[0]
-        except asyncpg.IntegrityConstraintViolationError:
+        except asyncpg.IntegrityConstraintViolationError as error:
             # A constraint held where the lane's own checks did not: to the lane, the rows are not as remembered.
+            _log.error("a write of %s was refused: %s", write.term.signer, error)
             return Written(lease_ok=True, applied=False)
 
     async def _commit_together(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:

@@ -1,0 +1,386 @@
+"""What the `Ledger` port promises about the fenced write, over the fake and over PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from fakes.ledger_lab import ALICE, BOB, LEASE_S, SKEW_S, LedgerLab, attempt, new, tx_hash
+from fencepost.application.ports import Cursor, LaneWrite, Ledger, TxChange, Written
+from fencepost.domain import managed
+from fencepost.domain.confirmations import BlockRef, Confirmations, Standing
+from fencepost.domain.ids import Address, BlockHash, Signer
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Entry, ManagedTx, Mined, Purpose, Step
+from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.states import CursorState, State, SubState
+
+APPLIED = Written(lease_ok=True, applied=True)
+MOVED = Written(lease_ok=True, applied=False)
+FENCED = Written(lease_ok=False, applied=False)
+NO_CURSOR = None
+ACCEPTED = SendResult(SendCategory.ACCEPTED)
+
+
+def block(number: int, fork: str = "") -> BlockRef:
+    return BlockRef(number, BlockHash(tx_hash(f"block {number}{fork}")))
+
+
+def receipt_of(tx: ManagedTx, at: BlockRef) -> Mined:
+    raw = {"status": "0x0", "gasUsed": "0x5208", "logs": []}
+    return Mined(tx.latest.signed.hash, at, succeeded=False, gas_used=21_000, receipt=raw)
+
+
+def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
+    after = tx
+    entries: list[Entry] = []
+    for step in steps:
+        taken = step(after)
+        after = taken.tx
+        entries += taken.entries
+    return TxChange(tx, replace(after, journal_count=tx.journal_count + len(entries)), tuple(entries))
+
+
+def take(tx: ManagedTx, nonce: int, name: str | None = None) -> TxChange:
+    return change(tx, partial(managed.allocated, nonce=nonce, attempt=attempt(name or f"{tx.tx_id}")))
+
+
+async def held(ledger: Ledger, *request_ids: str, signer: Signer = ALICE) -> tuple[Term, list[ManagedTx]]:
+    await ledger.accept([new(name, signer=signer) for name in request_ids])
+    (term,) = await ledger.acquire([signer])
+    return term, list((await ledger.load(signer, queue_limit=100)).queue)
+
+
+async def allocated(ledger: Ledger, *request_ids: str) -> tuple[Term, list[ManagedTx]]:
+    """Requests with the nonces 0, 1, …"""
+    term, queue = await held(ledger, *request_ids)
+    changes = tuple(take(tx, nonce) for nonce, tx in enumerate(queue))
+    write = LaneWrite(term, changes, cursor_after=Cursor(len(queue), 0))
+    assert await ledger.commit(write) == APPLIED
+    return term, list((await ledger.load(ALICE, queue_limit=100)).in_flight)
+
+
+async def apply(ledger: Ledger, term: Term, tx: ManagedTx, *steps: partial[Step]) -> ManagedTx:
+    assert await ledger.commit(LaneWrite(term, (change(tx, *steps),))) == APPLIED
+    return await stored(ledger, tx)
+
+
+async def stored(ledger: Ledger, tx: ManagedTx) -> ManagedTx:
+    found = await ledger.get(tx.tx_id)
+    assert found is not None
+    return found
+
+
+# ---- all, under the token, or nothing
+
+
+async def test_an_allocation_is_written_whole(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, queue = await held(ledger, "x", "y")
+    before = await lab.events(None)
+    write = LaneWrite(
+        term,
+        (take(queue[0], 7), take(queue[1], 8)),
+        cursor_before=NO_CURSOR,
+        cursor_after=Cursor(9, 7),
+        entries=(Entry("BeginSequence", {"start": 7}),),
+    )
+    assert await ledger.commit(write) == APPLIED
+    state = await ledger.load(ALICE, queue_limit=10)
+    assert state.cursor == Cursor(9, 7)
+    assert state.queue == ()
+    assert [(tx.nonce, tx.state, tx.version) for tx in state.in_flight] == [
+        (7, State.ALLOCATED, 2),
+        (8, State.ALLOCATED, 2),
+    ]
+    assert state.in_flight[0].attempts == (attempt(f"{queue[0].tx_id}"),)
+    assert state.in_flight[0].hash == tx_hash(f"{queue[0].tx_id}")
+    assert state.in_flight[0].journal_count == 2
+    assert await lab.events(queue[0].tx_id) == ["Receive", "AssignNonce"]
+    assert await lab.events(None) == [*before, "BeginSequence"]
+
+
+async def test_an_old_term_writes_nothing(lab: LedgerLab) -> None:
+    one, two = await lab.node("a"), await lab.node("b")
+    term, (tx,) = await held(one, "x")
+    await lab.pass_time(LEASE_S + SKEW_S + 1)
+    (newer,) = await two.acquire([ALICE])
+    wish = await two.ask(ALICE, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
+    write = LaneWrite(
+        term,
+        (take(tx, 0),),
+        cursor_after=Cursor(1, 0),
+        entries=(Entry("Protect"),),
+        done_commands=((wish, "late"),),
+    )
+    assert await one.commit(write) == FENCED
+    assert (await stored(one, tx)).state is State.QUEUED
+    assert (await two.load(ALICE, queue_limit=1)).cursor is None
+    assert await lab.outcome(wish) is None
+    assert await lab.events(None) == []
+    assert await lab.events(tx.tx_id) == ["Receive"]
+    assert await two.commit(replace(write, term=newer)) == APPLIED
+
+
+async def test_a_term_that_has_run_out_still_writes_while_nobody_took_over(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await held(ledger, "x")
+    await lab.pass_time(LEASE_S * 5)
+    assert await ledger.commit(LaneWrite(term, (take(tx, 0),), cursor_after=Cursor(1, 0))) == APPLIED
+
+
+async def test_one_row_that_moved_stops_the_whole_write(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (x, y) = await held(ledger, "x", "y")
+    await apply(ledger, term, y, partial(managed.suspended, by="eve"))
+    write = LaneWrite(term, (take(x, 0), take(y, 1)), cursor_after=Cursor(2, 0), entries=(Entry("Begin"),))
+    assert await ledger.commit(write) == MOVED
+    assert (await stored(ledger, x)).state is State.QUEUED
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor is None
+    assert await lab.events(None) == []
+
+
+async def test_a_row_that_is_not_there_stops_the_write(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await held(ledger, "x")
+    ghost = replace(tx, tx_id=new().tx_id)
+    assert await ledger.commit(LaneWrite(term, (take(ghost, 0),))) == MOVED
+
+
+async def test_a_step_that_the_table_does_not_have_is_refused(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await held(ledger, "x")
+    jump = replace(take(tx, 0).after, state=State.SUBMITTED)
+    assert await ledger.commit(LaneWrite(term, (TxChange(tx, jump, ()),))) == MOVED
+    ended = await apply(ledger, term, tx, partial(managed.dropped, reason="no"))
+    again = TxChange(ended, replace(ended, state=State.QUEUED), ())
+    assert await ledger.commit(LaneWrite(term, (again,))) == MOVED
+    assert (await stored(ledger, tx)).state is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "expected", [None, Cursor(1, 0), Cursor(3, 0), Cursor(2, 0, CursorState.PAUSED, "why")]
+)
+async def test_the_cursor_moves_only_from_where_it_was_expected(
+    lab: LedgerLab, expected: Cursor | None
+) -> None:
+    ledger = await lab.node("a")
+    term, _ = await allocated(ledger, "x", "y")
+    move = LaneWrite(term, cursor_before=expected, cursor_after=Cursor(9, 0))
+    assert await ledger.commit(move) == MOVED
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(2, 0)
+    assert await ledger.commit(replace(move, cursor_before=Cursor(2, 0))) == APPLIED
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(9, 0)
+
+
+async def test_a_first_cursor_is_refused_when_one_exists_or_was_expected(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    (term,) = await ledger.acquire([ALICE])
+    assert (
+        await ledger.commit(LaneWrite(term, cursor_before=Cursor(0, 0), cursor_after=Cursor(1, 0))) == MOVED
+    )
+    assert await ledger.commit(LaneWrite(term, cursor_after=Cursor(1, 0))) == APPLIED
+    assert await ledger.commit(LaneWrite(term, cursor_after=Cursor(1, 0))) == MOVED
+
+
+async def test_the_cursors_state_and_reason_come_back(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    (term,) = await ledger.acquire([ALICE])
+    protected = Cursor(4, 2, CursorState.PROTECT, "a stranger")
+    assert await ledger.commit(LaneWrite(term, cursor_after=protected)) == APPLIED
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == protected
+
+
+async def test_the_same_nonce_twice_applies_nothing(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, _ = await allocated(ledger, "x")
+    await ledger.accept([new("y"), new("z")])
+    y, z = await ledger.load_queue(ALICE, limit=10)
+    write = LaneWrite(term, (take(y, 1), take(z, 0)), cursor_before=Cursor(1, 0), cursor_after=Cursor(2, 0))
+    assert await ledger.commit(write) == MOVED
+    within = LaneWrite(term, (take(y, 1), take(z, 1)), cursor_before=Cursor(1, 0), cursor_after=Cursor(2, 0))
+    assert await ledger.commit(within) == MOVED
+    assert [(await stored(ledger, tx)).state for tx in (y, z)] == [State.QUEUED] * 2
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(1, 0)
+
+
+async def test_the_same_hash_twice_applies_nothing(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (x,) = await allocated(ledger, "x")
+    await ledger.accept([new("y")])
+    (y,) = await ledger.load_queue(ALICE, limit=10)
+    write = LaneWrite(
+        term,
+        (take(y, 1, name=f"{x.tx_id}"),),
+        cursor_before=Cursor(1, 0),
+        cursor_after=Cursor(2, 0),
+    )
+    assert await ledger.commit(write) == MOVED
+    assert (await stored(ledger, y)).attempts == ()
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(1, 0)
+
+
+async def test_lanes_that_commit_together_do_not_judge_one_another(lab: LedgerLab) -> None:
+    one, two = await lab.node("a"), await lab.node("b")
+    signers = [Signer(31_337, Address(f"0x{i:040x}")) for i in range(1, 13)]
+    lanes = [await held(one, "r", signer=signer) for signer in signers]
+    await one.release([lanes[0][0]])
+    await two.acquire([signers[0]])
+    taken = f"{lanes[5][1][0].tx_id}"
+    writes = [
+        LaneWrite(term, (take(tx, 0, name=taken if i == 6 else None),), cursor_after=Cursor(1, 0))
+        for i, (term, (tx,)) in enumerate(lanes)
+    ]
+    writes[1] = replace(writes[1], cursor_before=Cursor(5, 0))
+    writes[2] = replace(writes[2], changes=(take(replace(lanes[2][1][0], version=9), 0),))
+    answers = await asyncio.gather(*(one.commit(write) for write in writes))
+    assert answers[:5] == [FENCED, MOVED, MOVED, APPLIED, APPLIED]
+    assert sorted([answers[5].applied, answers[6].applied]) == [False, True]
+    assert answers[7:] == [APPLIED] * 5
+    for answer, (_, (tx,)) in zip(answers, lanes, strict=True):
+        assert (await stored(one, tx)).state is (State.ALLOCATED if answer.applied else State.QUEUED)
+
+
+# ---- what comes back
+
+
+async def test_attempts_and_what_nodes_said_come_back(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "x")
+    said = SendResult(SendCategory.POOL_FULL, "m" * 5_000)
+    now_s = lab.clock.now_s()
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.sent, attempt_number=1, result=said, now_s=now_s - 3, due_s=now_s + 30),
+    )
+    assert (tx.latest.sent_count, tx.latest.last_result) == (1, SendCategory.POOL_FULL)
+    assert tx.latest.last_message == "m" * 2_000
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.given_up, ending=State.FAILED, error="e" * 3_000),
+        partial(managed.attempted, attempt=attempt("fill", number=2, purpose=Purpose.FILLER), event="Fill"),
+    )
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.sent, attempt_number=2, result=ACCEPTED, now_s=now_s, due_s=None),
+    )
+    assert [a.sent_count for a in tx.attempts] == [1, 1]
+    assert [a.purpose for a in tx.attempts] == [Purpose.INTENT, Purpose.FILLER]
+    assert tx.attempts[1].last_result is SendCategory.ACCEPTED
+    assert (tx.state, tx.sub_state, tx.ending) == (State.SUBMITTED, SubState.REFUSED, State.FAILED)
+    assert tx.error == "e" * 2_000
+    assert (tx.submit_count, tx.resubmit_due_s) == (1, None)
+    assert tx.hash == tx_hash("fill")
+    assert await lab.events(tx.tx_id) == [
+        "Receive",
+        "AssignNonce",
+        "SendResult",
+        "GiveUp",
+        "Fill",
+        "SendResult",
+    ]
+
+
+async def test_times_come_back_as_they_were_and_grow_with_the_clock(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "x")
+    now_s = lab.clock.now_s()
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.sent, attempt_number=1, result=ACCEPTED, now_s=now_s - 4, due_s=now_s + 60),
+    )
+    await lab.pass_time(25)
+    tx = await stored(ledger, tx)
+    assert tx.resubmit_due_s is not None
+    assert tx.last_submit_s is not None
+    assert abs(tx.resubmit_due_s - (now_s + 60)) < 5
+    assert abs(tx.last_submit_s - (now_s - 4)) < 5
+    tx = await apply(ledger, term, tx, partial(managed.attempted, attempt=attempt("b", number=2), event="B"))
+    assert tx.resubmit_due_s is None
+
+
+async def test_receipts_and_confirmations_are_set_and_cleared(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "x")
+    receipt = receipt_of(tx, block(5))
+    tx = await apply(ledger, term, tx, partial(managed.mined, receipt=receipt))
+    assert (tx.state, tx.mined, tx.confirmations) == (State.TRACKING, receipt, ())
+    on_top = Confirmations(Standing.CANONICAL, (block(6), block(7)), new_fork=False, is_final=False)
+    tx = await apply(ledger, term, tx, partial(managed.confirmed_further, confirmations=on_top))
+    assert (tx.mined, tx.confirmations) == (receipt, on_top.blocks)
+    tx = await apply(ledger, term, tx, partial(managed.orphaned, due_s=lab.clock.now_s()))
+    assert (tx.state, tx.mined, tx.confirmations) == (State.SUBMITTED, None, ())
+    again = receipt_of(tx, block(6, "b"))
+    final = Confirmations(Standing.CANONICAL, (block(7, "b"),), new_fork=False, is_final=True)
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.mined, receipt=again),
+        partial(managed.finished, confirmations=final, revert_reason="no"),
+    )
+    assert (tx.state, tx.error, tx.mined) == (State.FAILED, "reverted: no", again)
+    assert tx.confirmations == final.blocks
+
+
+async def test_ended_transactions_are_found_by_nonce_and_by_block(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, txs = await allocated(ledger, "x", "y", "z")
+    final = Confirmations(Standing.CANONICAL, (), new_fork=False, is_final=True)
+    for tx in txs[:2]:
+        await apply(
+            ledger,
+            term,
+            tx,
+            partial(managed.mined, receipt=receipt_of(tx, block(10 + tx.held_nonce()))),
+            partial(managed.finished, confirmations=final, revert_reason=None),
+        )
+    ended = await ledger.load_finished(ALICE, from_nonce=0, limit=10)
+    assert [tx.nonce for tx in ended] == [0, 1]
+    assert ended[0].attempts == replace(txs[0]).attempts
+    assert [tx.nonce for tx in await ledger.load_finished(ALICE, from_nonce=1, limit=10)] == [1]
+    assert [tx.nonce for tx in await ledger.load_finished(ALICE, from_nonce=0, limit=1)] == [0]
+    assert await ledger.load_finished(BOB, from_nonce=0, limit=1) == []
+    assert await ledger.signers_finished_since(31_337, 11) == [ALICE]
+    assert await ledger.signers_finished_since(31_337, 12) == []
+    assert await ledger.signers_finished_since(1, 0) == []
+    state = await ledger.load(ALICE, queue_limit=10)
+    assert [tx.nonce for tx in state.in_flight] == [2]
+
+
+async def test_an_ended_transaction_is_live_again_after_a_deep_reorg(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "x")
+    final = Confirmations(Standing.CANONICAL, (), new_fork=False, is_final=True)
+    tx = await apply(
+        ledger,
+        term,
+        tx,
+        partial(managed.mined, receipt=receipt_of(tx, block(3))),
+        partial(managed.finished, confirmations=final, revert_reason=None),
+    )
+    await apply(ledger, term, tx, partial(managed.orphaned, due_s=lab.clock.now_s()))
+    assert await ledger.load_finished(ALICE, from_nonce=0, limit=9) == []
+    (back,) = (await ledger.load(ALICE, queue_limit=9)).in_flight
+    assert (back.state, back.mined) == (State.SUBMITTED, None)
+
+
+async def test_suspended_transactions_leave_the_queue_and_come_back(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (x, y) = await held(ledger, "x", "y")
+    x = await apply(ledger, term, x, partial(managed.suspended, by="eve"))
+    assert [tx.request_id for tx in await ledger.load_queue(ALICE, limit=9)] == ["y"]
+    await apply(ledger, term, x, partial(managed.resumed, by="eve"))
+    assert [tx.request_id for tx in await ledger.load_queue(ALICE, limit=9)] == ["x", "y"]
+    assert y.seq > x.seq

@@ -1,0 +1,385 @@
+"""The ledger in memory, for tests of use cases: one `FakeDatabase`, and a `FakeLedger` a node that talks to it.
+
+It keeps what PostgreSQL keeps: unique request ids, nonces and hashes, the table of transitions, the rows' checks, the
+token in every write, all or nothing. The database's clock is the clock that it is given. `tests/contract` holds it to
+what the real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+from fakes.clock import FakeClock
+from fencepost.application.intents import from_payload
+from fencepost.application.ports import (
+    Accepted,
+    AcceptOutcome,
+    Command,
+    Cursor,
+    LaneState,
+    LaneWrite,
+    NewRequest,
+    TxChange,
+    Written,
+)
+from fencepost.domain.ids import Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Attempt, Entry, ManagedTx
+from fencepost.domain.states import LIVE, TERMINAL, CursorState, State, is_legal
+
+MOST_TEXT = 2_000
+MOST_COMMANDS = 100
+_NOBODY = UUID(int=0)
+
+
+@dataclass(slots=True)
+class Lease:
+    incarnation: UUID = _NOBODY
+    node: str = ""
+    token: int = 0
+    expires_at_s: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    signer: Signer
+    tx_id: UUID | None
+    event: str
+    state: State | None
+    detail: Mapping[str, Any]
+    node: str
+    token: int | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    signer: Signer
+    command: Command
+    outcome: str | None = None
+
+
+class _Refused(Exception):
+    """A constraint holds: the write does nothing."""
+
+
+@dataclass(slots=True)
+class FakeDatabase:
+    clock: FakeClock
+    leases: dict[Signer, Lease] = field(default_factory=dict)
+    cursors: dict[Signer, Cursor] = field(default_factory=dict)
+    txs: dict[UUID, ManagedTx] = field(default_factory=dict)
+    digests: dict[UUID, bytes] = field(default_factory=dict)
+    requests: dict[tuple[Signer, str], UUID] = field(default_factory=dict)
+    nonces: dict[tuple[Signer, int], UUID] = field(default_factory=dict)
+    hashes: dict[tuple[int, TxHash], UUID] = field(default_factory=dict)
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    journal: list[JournalRow] = field(default_factory=list)
+
+    def of_signer(self, signer: Signer) -> list[ManagedTx]:
+        return [tx for tx in self.txs.values() if tx.signer == signer]
+
+    def journal_of(self, tx_id: UUID | None) -> list[JournalRow]:
+        return [row for row in self.journal if row.tx_id == tx_id]
+
+    def outcome(self, command_id: int) -> str | None:
+        return self.asked[command_id].outcome
+
+
+class FakeLedger:
+    def __init__(
+        self,
+        database: FakeDatabase,
+        *,
+        node: str = "node",
+        incarnation: UUID | None = None,
+        lease_duration_s: float = 10.0,
+        skew_allowance_s: float = 1.0,
+    ) -> None:
+        self.database = database
+        self._node = node
+        self._incarnation = incarnation or uuid4()
+        self._lease_duration_s = lease_duration_s
+        self._skew_allowance_s = skew_allowance_s
+
+    # ---- accepting
+
+    async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        await asyncio.sleep(0)
+        return [self._accept_one(request) for request in requests]
+
+    def _accept_one(self, request: NewRequest) -> Accepted:
+        data = self.database
+        if request.request_id is not None:
+            known = data.requests.get((request.signer, request.request_id))
+            if known is not None:
+                same = data.digests[known] == request.payload_digest
+                return Accepted(AcceptOutcome.KNOWN if same else AcceptOutcome.CONFLICT, known)
+        cursor = data.cursors.get(request.signer)
+        if cursor is not None and cursor.state is CursorState.PROTECT:
+            return Accepted(AcceptOutcome.PROTECTED, request.tx_id, cursor.reason or "")
+        self._store_new(request)
+        return Accepted(AcceptOutcome.CREATED, request.tx_id)
+
+    def _store_new(self, request: NewRequest) -> None:
+        data, now_s = self.database, self.database.clock.now_s()
+        valid_until_s = None if request.valid_for_s is None else now_s + request.valid_for_s
+        data.txs[request.tx_id] = ManagedTx(
+            tx_id=request.tx_id,
+            signer=request.signer,
+            seq=len(data.txs) + 1,
+            kind=request.kind,
+            intent=from_payload(request.payload),
+            request_id=request.request_id,
+            origin=request.origin,
+            journal_count=1,
+            valid_until_s=valid_until_s,
+        )
+        data.digests[request.tx_id] = request.payload_digest
+        if request.request_id is not None:
+            data.requests[request.signer, request.request_id] = request.tx_id
+        data.journal.append(
+            JournalRow(request.signer, request.tx_id, "Receive", State.QUEUED, {}, self._node, None)
+        )
+
+    async def ask(
+        self,
+        signer: Signer,
+        command: str,
+        *,
+        tx_id: UUID | None,
+        asked_by: str,
+        reason: str | None,
+        detail: Mapping[str, Any],
+    ) -> int:
+        await asyncio.sleep(0)
+        number = len(self.database.asked) + 1
+        asked = Command(number, command, tx_id, dict(detail), asked_by, reason)
+        self.database.asked[number] = _Asked(signer, asked)
+        return number
+
+    # ---- leases
+
+    async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
+        await asyncio.sleep(0)
+        now_s = self.database.clock.now_s()
+        terms = []
+        for signer in dict.fromkeys(signers):
+            lease = self.database.leases.setdefault(signer, Lease())
+            if lease.incarnation == self._incarnation or self._is_free(lease):
+                lease.node, lease.incarnation = self._node, self._incarnation
+                lease.token += 1
+                lease.expires_at_s = now_s + self._lease_duration_s
+                terms.append(Term(signer, lease.token, now_s, self._lease_duration_s))
+        return terms
+
+    def _is_free(self, lease: Lease) -> bool:
+        return lease.expires_at_s + self._skew_allowance_s < self.database.clock.now_s()
+
+    async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
+        await asyncio.sleep(0)
+        now_s = self.database.clock.now_s()
+        standing = [term for term in terms if self._stands(term)]
+        for term in standing:
+            self.database.leases[term.signer].expires_at_s = now_s + self._lease_duration_s
+        return [Term(term.signer, term.token, now_s, self._lease_duration_s) for term in standing]
+
+    async def release(self, terms: Sequence[Term]) -> None:
+        await asyncio.sleep(0)
+        for term in terms:
+            if self._stands(term):
+                self.database.leases[term.signer].expires_at_s = float("-inf")
+
+    def _stands(self, term: Term) -> bool:
+        lease = self.database.leases.get(term.signer)
+        return lease is not None and lease.token == term.token
+
+    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+        await asyncio.sleep(0)
+        busy = {tx.signer for tx in self.database.txs.values() if tx.state in LIVE}
+        busy |= {asked.signer for asked in self.database.asked.values() if asked.outcome is None}
+        free = [
+            signer
+            for signer in sorted(busy)
+            if signer.chain_id in chain_ids and self._is_free(self.database.leases.get(signer, Lease()))
+        ]
+        return free[:limit]
+
+    async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
+        await asyncio.sleep(0)
+        return sorted(
+            {
+                tx.signer
+                for tx in self.database.txs.values()
+                if tx.signer.chain_id == chain_id
+                and tx.state in TERMINAL
+                and tx.mined is not None
+                and tx.mined.block.number >= block_number
+            }
+        )
+
+    # ---- reading
+
+    async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:
+        live = [tx for tx in self.database.of_signer(signer) if tx.state in LIVE and tx.nonce is not None]
+        return LaneState(
+            cursor=self.database.cursors.get(signer),
+            in_flight=tuple(sorted(live, key=ManagedTx.held_nonce)),
+            queue=tuple(await self.load_queue(signer, limit=queue_limit)),
+        )
+
+    async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
+        await asyncio.sleep(0)
+        queued = [tx for tx in self.database.of_signer(signer) if tx.state is State.QUEUED]
+        queued.sort(key=lambda tx: tx.seq)
+        return [replace(tx, last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
+
+    async def load_commands(self, signer: Signer) -> Sequence[Command]:
+        await asyncio.sleep(0)
+        open_ = [a.command for a in self.database.asked.values() if a.signer == signer and a.outcome is None]
+        return open_[:MOST_COMMANDS]
+
+    async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
+        await asyncio.sleep(0)
+        ended = [
+            replace(tx, resubmit_due_s=None, valid_until_s=None)
+            for tx in self.database.of_signer(signer)
+            if tx.state in TERMINAL and tx.nonce is not None and tx.nonce >= from_nonce
+        ]
+        return sorted(ended, key=ManagedTx.held_nonce)[:limit]
+
+    async def get(self, tx_id: UUID) -> ManagedTx | None:
+        await asyncio.sleep(0)
+        return self.database.txs.get(tx_id)
+
+    async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None:
+        await asyncio.sleep(0)
+        tx_id = self.database.requests.get((signer, request_id))
+        return None if tx_id is None else self.database.txs[tx_id]
+
+    # ---- the fenced write
+
+    async def commit(self, write: LaneWrite) -> Written:
+        await asyncio.sleep(0)
+        if not self._stands(write.term):
+            return Written(lease_ok=False, applied=False)
+        try:
+            self._check_cursor(write)
+            stored = [self._stored(change) for change in write.changes]
+            nonces, hashes = self._claims(stored)
+        except _Refused:
+            return Written(lease_ok=True, applied=False)
+        self.database.nonces.update(nonces)
+        self.database.hashes.update(hashes)
+        self._apply(write, stored)
+        return Written(lease_ok=True, applied=True)
+
+    def _apply(self, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
+        data, signer = self.database, write.term.signer
+        data.txs.update({tx.tx_id: tx for tx in stored})
+        if write.cursor_after is not None:
+            data.cursors[signer] = write.cursor_after
+        for entry in write.entries:
+            self._journal(write, None, entry)
+        for change in write.changes:
+            for entry in change.entries:
+                self._journal(write, change.after, entry)
+        for number, outcome in write.done_commands:
+            asked = data.asked.get(number)
+            if asked is not None and asked.signer == signer:
+                asked.outcome = outcome
+
+    def _journal(self, write: LaneWrite, tx: ManagedTx | None, entry: Entry) -> None:
+        tx_id, state = (tx.tx_id, tx.state) if tx is not None else (None, None)
+        self.database.journal.append(
+            JournalRow(
+                write.term.signer, tx_id, entry.event, state, entry.detail, self._node, write.term.token
+            )
+        )
+
+    def _check_cursor(self, write: LaneWrite) -> None:
+        before, after = write.cursor_before, write.cursor_after
+        if after is None:
+            return
+        stored = self.database.cursors.get(write.term.signer)
+        expected = None if before is None else (before.next_nonce, before.state)
+        if expected != (None if stored is None else (stored.next_nonce, stored.state)):
+            raise _Refused
+        if not 0 <= after.start_nonce <= after.next_nonce:
+            raise _Refused
+        if after.state is CursorState.PROTECT and after.reason is None:
+            raise _Refused
+
+    def _stored(self, change: TxChange) -> ManagedTx:
+        """The row after the change: only what the real statement writes is taken over."""
+        row = self.database.txs.get(change.before.tx_id)
+        after = change.after
+        if row is None or row.version != change.before.version or not is_legal(row.state, after.state):
+            raise _Refused
+        if after.nonce is None and after.state in (State.ALLOCATED, State.SUBMITTED):
+            raise _Refused
+        if after.state is State.QUEUED and after.nonce is not None:
+            raise _Refused
+        if after.state in (State.TRACKING, State.CONFIRMED) and (after.mined is None or after.nonce is None):
+            raise _Refused
+        return replace(
+            row,
+            version=row.version + 1,
+            state=after.state,
+            sub_state=after.sub_state,
+            nonce=after.nonce,
+            ending=after.ending,
+            error=after.error[:MOST_TEXT] if after.error else None,
+            attempts=_merged(row, change),
+            mined=after.mined,
+            confirmations=after.confirmations,
+            submit_count=after.submit_count,
+            journal_count=after.journal_count,
+            last_submit_s=after.last_submit_s,
+            resubmit_due_s=after.resubmit_due_s,
+        )
+
+    def _claims(
+        self, stored: Sequence[ManagedTx]
+    ) -> tuple[dict[tuple[Signer, int], UUID], dict[tuple[int, TxHash], UUID]]:
+        """What the write takes for ever; refused when somebody else has it, in the table or in the same write."""
+        nonces: dict[tuple[Signer, int], UUID] = {}
+        hashes: dict[tuple[int, TxHash], UUID] = {}
+        for tx in stored:
+            if tx.nonce is not None:
+                key = (tx.signer, tx.nonce)
+                if self.database.nonces.get(key, nonces.get(key, tx.tx_id)) != tx.tx_id:
+                    raise _Refused
+                nonces[key] = tx.tx_id
+            known = {attempt.number for attempt in self.database.txs[tx.tx_id].attempts}
+            for attempt in tx.attempts:
+                name = (tx.signer.chain_id, attempt.signed.hash)
+                if attempt.number not in known and (name in self.database.hashes or name in hashes):
+                    raise _Refused
+                hashes[name] = tx.tx_id
+        return nonces, hashes
+
+
+def _merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
+    """Attempts are added, and their counters move in a later write: bytes are stored before they are sent."""
+    before = {attempt.number: attempt for attempt in change.before.attempts}
+    stored = {attempt.number: attempt for attempt in row.attempts}
+    for attempt in change.after.attempts:
+        known = before.get(attempt.number)
+        if known is None:
+            if attempt.number in stored:
+                raise _Refused
+            if not 0 <= attempt.fees.tip_wei <= attempt.fees.fee_cap_wei or attempt.gas <= 0:
+                raise _Refused
+            stored[attempt.number] = replace(attempt, sent_count=0, last_result=None, last_message="")
+        elif attempt.sent_count != known.sent_count:
+            stored[attempt.number] = replace(
+                stored[attempt.number],
+                sent_count=attempt.sent_count,
+                last_result=attempt.last_result,
+                last_message=attempt.last_message[:MOST_TEXT],
+            )
+    return tuple(stored[number] for number in sorted(stored))
