@@ -126,7 +126,7 @@ def _parsed(text: str, *, field: str) -> ABIType:
         raise InvalidRequest("a type is too long", field=field)
     try:
         abi_type: ABIType = parse(normalize(text))  # type: ignore[no-untyped-call]  # the library leaves this one untyped
-        abi_type.validate()
+        abi_type.validate()  # type: ignore[no-untyped-call]  # the library leaves this one untyped
     except (ABITypeError, ParseError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{text[:80]!r} is no type: {str(error)[:120]}", field=field) from None
     _check_known(abi_type, field=field)

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 import aiohttp
-import msgspec
 
+from fencepost import bounded_json
 from fencepost.adapters.evm.rpc import masked
 from fencepost.application.ports import Header
 from fencepost.errors import RpcError
@@ -163,5 +163,5 @@ class _Hints:
 def _decoded(message: aiohttp.WSMessage) -> dict[str, object]:
     if message.type is not aiohttp.WSMsgType.TEXT:
         return {}
-    answer = msgspec.json.decode(message.data)
+    answer = bounded_json.decode(message.data.encode())
     return answer if isinstance(answer, dict) else {}

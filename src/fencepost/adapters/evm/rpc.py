@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from fencepost import bounded_json
 from fencepost.adapters.evm.node_errors import shorten
 from fencepost.errors import RpcError, RpcRefused, RpcUnavailable
 
@@ -234,8 +235,8 @@ class JsonRpc:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unavailable(type(error).__name__) from None
         try:
-            return None, msgspec.json.decode(content)
-        except (msgspec.DecodeError, RecursionError):
+            return None, bounded_json.decode(content)
+        except msgspec.DecodeError:
             raise self._unavailable("the answer is not JSON") from None
 
     async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:

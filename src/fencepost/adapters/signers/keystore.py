@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from coincurve import PrivateKey
 
+from fencepost import bounded_json
 from fencepost.adapters.evm.encoding import address_of
 from fencepost.adapters.signers.keyfile import read_secret_file
 from fencepost.adapters.signers.local import LocalKeys, make_private_key
@@ -25,6 +26,7 @@ _FILE_BYTES_MAX = 64 * 1024
 _PASSWORD_BYTES_MAX = 4096
 _SCRYPT_COST_MAX = 2**23  # n * r * p; 128 bytes each: 1 GiB, four times geth's standard
 _SECRET_BYTES = 32
+_DOCUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Scrypt(msgspec.Struct):
@@ -113,7 +115,7 @@ def _read_document(path: Path) -> dict[str, Any]:
     if len(content) > _FILE_BYTES_MAX:
         raise SettingError(f"{path} is too large for a keystore")
     try:
-        document = msgspec.json.decode(content, type=dict[str, Any])
+        document = bounded_json.decode(content, _DOCUMENTS.decode)
     except msgspec.MsgspecError:
         raise SettingError(f"{path} is not a JSON keystore") from None
     return {name.lower(): value for name, value in document.items()}  # old wallets write "Crypto"

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from fencepost import bounded_json
 from fencepost.adapters.evm.encoding import RAW_BYTES_MAX, decode_signed, encode_fields
 from fencepost.application.ports import KeyPort
 from fencepost.domain.ids import Address, parse_address
@@ -43,6 +44,9 @@ class _Error(msgspec.Struct):
 class _Answer(msgspec.Struct):
     result: Any = None
     error: _Error | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
 
 
 class RemoteKeys(KeyPort):
@@ -201,7 +205,7 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
 def _read_answer(body: bytes, status: int) -> Any:
     """Errors come with status 200 or 4xx, depending on the service: the body decides."""
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = bounded_json.decode(body, _ANSWERS.decode)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise SigningError(
             f"the signing service answered HTTP {status} with something else than JSON-RPC"
