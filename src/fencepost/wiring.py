@@ -160,16 +160,24 @@ async def open_node(
 
 @asynccontextmanager
 async def _at_work(node: Node, wakeups: Wakeups) -> AsyncIterator[None]:
-    """The node's loops, until the body ends; then steps are finished and leases given back."""
+    """The node's loops, until the body ends; then steps are finished and leases given back.
+
+    An error of the body goes out as it is: whoever embeds a node catches their own errors by name, not in a group.
+    """
+    of_the_body: Exception | None = None
     async with asyncio.TaskGroup() as group:
         hints = group.create_task(wakeups.run(), name="wakeups")
         work = group.create_task(node.run(), name="node")
         try:
             yield
+        except Exception as error:  # noqa: BLE001 - raised again below, once the group has ended
+            of_the_body = error
         finally:
             await node.stop()
             await work
             hints.cancel()
+    if of_the_body is not None:
+        raise of_the_body
 
 
 class KeySources(TypedDict):

@@ -35,22 +35,22 @@ class _Priced:
 
 
 async def allocate(lane: Lane) -> int:
-    """How many requests got a nonce."""
+    """How many requests left the queue, with a nonce or refused without one: more may fit behind them."""
     if not _may_allocate(lane):
         return 0
     cursor = await _checked_cursor(lane)
     if cursor is None:
         return 0
-    await _refuse_what_is_too_late(lane)
+    late = await _refuse_what_is_too_late(lane)
     batch = _head_of_queue(lane, _room(lane))
     if not batch:
-        return 0
+        return late
     lane.require_trust()
     if batch[0].kind is Kind.HANDLER:
-        return await _allocate_for_handler(lane, cursor, batch[0])
-    priced = await _price(lane, batch)
+        return late + await _allocate_for_handler(lane, cursor, batch[0])
+    priced, refused = await _price(lane, batch)
     if not priced:
-        return 0
+        return late + refused
     wanted = [
         attempts.unsigned(
             lane, item.tx, nonce=cursor.next_nonce + i, gas=item.gas, fees=item.fees, purpose=Purpose.INTENT
@@ -66,7 +66,7 @@ async def allocate(lane: Lane) -> int:
     await lane.commit(
         changes, cursor=replace(cursor, next_nonce=cursor.next_nonce + len(changes)), op="allocate"
     )
-    return len(changes)
+    return late + refused + len(changes)
 
 
 def _may_allocate(lane: Lane) -> bool:
@@ -93,7 +93,7 @@ def _head_of_queue(lane: Lane, room: int) -> list[ManagedTx]:
     return batch
 
 
-async def _refuse_what_is_too_late(lane: Lane) -> None:
+async def _refuse_what_is_too_late(lane: Lane) -> int:
     now_s = lane.clock.now_s()
     late = [tx for tx in lane.queue if tx.valid_until_s is not None and tx.valid_until_s <= now_s]
     if late:
@@ -101,6 +101,7 @@ async def _refuse_what_is_too_late(lane: Lane) -> None:
         await lane.commit(
             [lane.change(tx, partial(managed.refused, error=error)) for tx in late], op="expire"
         )
+    return len(late)
 
 
 # ---- where the sequence stands
@@ -169,18 +170,17 @@ async def _begin(lane: Lane, start: int) -> Cursor:
 # ---- what it costs
 
 
-async def _price(lane: Lane, batch: list[ManagedTx]) -> list[_Priced]:
-    """Gas and fees for each; what would revert is refused here, before a nonce is spent.
+async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[_Priced], int]:
+    """Gas and fees for each, and how many would revert: those are refused here, before a nonce is spent.
 
     Order is kept: the first that can't be priced for a passing reason ends the batch.
     """
     quoted = await attempts.quote(lane)
-    async with asyncio.TaskGroup() as group:
-        estimates = [group.create_task(_gas(lane, tx)) for tx in batch]
+    estimates = await _all_gas(lane, batch)
     priced: list[_Priced] = []
     refusals = []
     for tx, estimate in zip(batch, estimates, strict=True):
-        gas = estimate.result()
+        gas = estimate
         fees = tx.intent.fees or quoted
         if isinstance(gas, int) and fees.fee_cap_wei > lane.policy.fee_cap_wei:
             gas = f"the request's fee of {fees.fee_cap_wei} wei a gas is above the cap of {lane.policy.fee_cap_wei}"
@@ -194,7 +194,17 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> list[_Priced]:
             priced.append(_Priced(tx, gas, fees))
     if refusals:
         await lane.commit(refusals, op="refuse")
-    return priced
+    return priced, len(refusals)
+
+
+async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]:
+    """Of all at once. A failure comes out as it is, not in a group, so that a silent node counts as one."""
+    estimates: list[int | str | None] = []
+    for answer in await asyncio.gather(*(_gas(lane, tx) for tx in batch), return_exceptions=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        estimates.append(answer)
+    return estimates
 
 
 async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
@@ -218,7 +228,7 @@ async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> in
         await lane.commit(
             [lane.change(tx, partial(managed.dropped, reason="its handler is gone"))], op="drop"
         )
-        return 0
+        return 1
     change = lane.change(tx, partial(managed.allocated, nonce=cursor.next_nonce, attempt=None))
     await lane.commit([change], cursor=replace(cursor, next_nonce=cursor.next_nonce + 1), op="allocate")
     return 1

@@ -40,6 +40,7 @@ class _Slot:
     failures: int = 0
     moves: int = 0
     timer: asyncio.TimerHandle | None = None
+    waits_for_trust: bool = False
     idle_since_s: float | None = None
 
 
@@ -105,9 +106,9 @@ class Lanes:
         slot = self._slots.get(term.signer)
         if slot is None or slot.lane.term.token != term.token:
             return
-        was_trusted = slot.lane.term.is_trusted(term.renewed_at_s)
         slot.lane.term = term
-        if not was_trusted:
+        if slot.waits_for_trust:
+            slot.waits_for_trust = False
             self.wake(term.signer)
 
     def idle(self, *, longer_than_s: float, now_s: float) -> list[Lane]:
@@ -164,6 +165,7 @@ class Lanes:
         try:
             again_s = await step(lane)
         except Untrusted:
+            slot.waits_for_trust = True
             return None  # the renewal wakes it
         except Fenced:
             self.drop(lane.signer)
