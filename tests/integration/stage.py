@@ -1,0 +1,240 @@
+"""A stage for schedules on a real PostgreSQL: who holds the lease, who writes, and who waits for whom.
+
+A schedule fixes the interleaving by open transactions. Whether a statement waits is read from the server
+(`pg_blocking_pids`), never guessed from a pause. `write` and `take_over` here are the product's own statements; the
+unsafe ones stand in `mutants.py` and have the same shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import asyncpg
+
+from fencepost.adapters.postgres.database import Connection
+from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.intents import digest, to_payload
+from fencepost.application.ports import Clock, Cursor, LaneWrite, NewRequest, TxChange
+from fencepost.domain import managed
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Attempt, Intent, Kind, ManagedTx, Purpose
+from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
+from fencepost.runtime.clock import MonotonicClock
+
+PATIENCE_S = 10.0
+POLL_S = 0.005
+LEASE_S = 30.0
+SIGNER = Signer(31_337, Address("0x" + "ab" * 20))
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process: its node's name, and which start of it."""
+
+    node: str
+    incarnation: UUID = field(default_factory=uuid4)
+
+
+class Stage:
+    def __init__(self, dsn: str, admin: Connection, stack: AsyncExitStack) -> None:
+        self.dsn = dsn
+        self.admin = admin
+        self.old = Owner("old")
+        self.new = Owner("new")
+        self._stack = stack
+
+    async def connect(self) -> asyncpg.Connection[asyncpg.Record]:
+        connection = await asyncpg.connect(self.dsn)
+        self._stack.callback(connection.terminate)
+        return connection
+
+    async def ledger(self, owner: Owner, *, clock: Clock | None = None) -> PostgresLedger:
+        pool = await asyncpg.create_pool(self.dsn, min_size=1, max_size=2)
+        self._stack.callback(pool.terminate)
+        return PostgresLedger(
+            pool,
+            clock=clock or MonotonicClock(),
+            node=owner.node,
+            incarnation=owner.incarnation,
+            lease_duration_s=LEASE_S,
+            skew_allowance_s=0.0,
+        )
+
+    async def request(self, value_wei: int = 1, *, signer: Signer = SIGNER) -> ManagedTx:
+        """A request that waits for its nonce."""
+        ledger = await self.ledger(self.new)
+        await ledger.accept([new_request(value_wei, signer=signer)])
+        found = await ledger.find_by_request(signer, f"request-{value_wei}")
+        assert found is not None
+        return found
+
+    async def acquire(self, owner: Owner, *, signer: Signer = SIGNER) -> Term:
+        (term,) = await (await self.ledger(owner)).acquire([signer])
+        return term
+
+    async def expire(self) -> None:
+        await self.admin.execute("UPDATE signer_lease SET expires_at = '-infinity'")
+
+    async def rows(self) -> list[tuple[Any, ...]]:
+        """What a new owner reads."""
+        found = await self.admin.fetch(
+            "SELECT tx_id, state, nonce, fencing_token FROM managed_tx ORDER BY seq"
+        )
+        return [tuple(row.values()) for row in found]
+
+    async def nonces(self) -> list[int]:
+        found = await self.admin.fetch("SELECT nonce FROM managed_tx WHERE nonce IS NOT NULL ORDER BY nonce")
+        return [row["nonce"] for row in found]
+
+    async def late_writes(self) -> int:
+        """Journal rows of an older token that the beginning of a newer term did not see."""
+        return int(
+            await self.admin.fetchval(
+                "SELECT count(*) FROM journal j JOIN lease_term t USING (chain_id, signer)"
+                " WHERE j.fencing_token < t.fencing_token"
+                "   AND NOT pg_visible_in_snapshot(j.xid, t.sealed_snapshot)"
+            )
+        )
+
+    async def gaps(self) -> str | None:
+        """A signer's nonces are exactly start … next-1."""
+        cursor = await self.admin.fetchrow("SELECT start_nonce, next_nonce FROM signer_nonce_cursor")
+        nonces = await self.nonces()
+        wanted = [] if cursor is None else list(range(cursor["start_nonce"], cursor["next_nonce"]))
+        return None if nonces == wanted else f"nonces are {nonces}, the cursor says {wanted}"
+
+    async def waits(self, task: asyncio.Task[Any], *, behind: Connection) -> bool:
+        """True when somebody is blocked by this connection, False when the task has ended without that."""
+        pid = behind.get_server_pid()
+
+        async def blocks_somebody() -> bool:
+            return bool(
+                await self.admin.fetchval(
+                    "SELECT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE $1 = ANY (pg_blocking_pids(a.pid)))",
+                    pid,
+                )
+            )
+
+        async def is_settled() -> bool:
+            return task.done() or await blocks_somebody()
+
+        await until(is_settled)
+        return not task.done()
+
+    async def kill(self, connection: Connection) -> None:
+        """Its client is dead to the server: what was not committed is gone."""
+        pid = connection.get_server_pid()
+        await self.admin.execute("SELECT pg_terminate_backend($1)", pid)
+
+        async def is_gone() -> bool:
+            alive = await self.admin.fetchval(
+                "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = $1)", pid
+            )
+            return not alive and connection.is_closed()
+
+        await until(is_gone)
+
+
+async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+    """Polls what the server says; bounded."""
+    for _ in range(int(PATIENCE_S / POLL_S)):
+        if await happened():
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError("it did not happen in time")
+
+
+@asynccontextmanager
+async def open_stage(dsn: str) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        admin = await asyncpg.connect(dsn)
+        stack.callback(admin.terminate)
+        yield Stage(dsn, admin, stack)
+
+
+async def bounded(task: Awaitable[Result]) -> Result:
+    async with asyncio.timeout(PATIENCE_S):
+        return await task
+
+
+def begin(coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+def new_request(value_wei: int, *, signer: Signer = SIGNER, request_id: str | None = None) -> NewRequest:
+    payload = to_payload(Intent(call=Call(to=signer.address, value_wei=value_wei)))
+    return NewRequest(
+        tx_id=uuid4(),
+        signer=signer,
+        request_id=request_id or f"request-{value_wei}",
+        kind=Kind.INTENT,
+        payload=payload,
+        payload_digest=digest(payload),
+    )
+
+
+# ---- the product's own statements, on a connection whose transaction the schedule holds
+
+Write = Callable[[Connection, Term, ManagedTx], Coroutine[Any, Any, bool]]
+TakeOver = Callable[[Stage, Owner], Coroutine[Any, Any, int | None]]
+
+
+def allocation(tx: ManagedTx, *, nonce: int, before: Cursor | None, term: Term) -> LaneWrite:
+    """What `allocate` commits: nonce, bytes, state, journal and cursor in one."""
+    raw = f"{tx.tx_id} at {nonce}".encode()
+    attempt = Attempt(
+        number=1,
+        purpose=Purpose.INTENT,
+        type=TxType.DYNAMIC_FEE,
+        gas=21_000,
+        fees=Fees(fee_cap_wei=2, tip_wei=1),
+        signed=SignedTx(raw=raw, hash=TxHash("0x" + hashlib.sha256(raw).hexdigest())),
+    )
+    step = managed.allocated(tx, nonce, attempt)
+    return LaneWrite(
+        term=term,
+        changes=(TxChange(before=tx, after=step.tx, entries=step.entries),),
+        cursor_before=before,
+        cursor_after=Cursor(next_nonce=nonce + 1, start_nonce=0 if before is None else before.start_nonce),
+    )
+
+
+async def commit_lanes(connection: Connection, write: LaneWrite) -> tuple[bool, bool]:
+    """(lease_ok, applied) of the one fenced statement."""
+    arrays = lane_arrays([write], now_s=0.0)
+    row = await connection.fetchrow(sql("commit_lanes"), *arrays, "a test's node")
+    assert row is not None
+    return row["lease_ok"], row["applied"]
+
+
+async def write(connection: Connection, term: Term, tx: ManagedTx) -> bool:
+    _, applied = await commit_lanes(connection, allocation(tx, nonce=0, before=None, term=term))
+    return applied
+
+
+async def take_over(stage: Stage, owner: Owner) -> int | None:
+    terms = await (await stage.ledger(owner)).acquire([SIGNER])
+    return terms[0].token if terms else None
+
+
+async def acquire_statements(connection: Connection, owner: Owner) -> int | None:
+    """What `PostgresLedger.acquire` runs, in a transaction that the schedule holds open."""
+    signers = [SIGNER.chain_id], [SIGNER.address]
+    await connection.execute(sql("lease_insert_missing"), *signers)
+    token: int | None = await connection.fetchval(
+        sql("lease_acquire"), *signers, owner.node, owner.incarnation, LEASE_S, 0.0, column=2
+    )
+    if token is not None:
+        await connection.execute(sql("lease_record_terms"), *signers, owner.incarnation)
+    return token

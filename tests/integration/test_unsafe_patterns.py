@@ -1,0 +1,279 @@
+"""The ways to lose or repeat a nonce that were found in practice, each as a fixed schedule on a real PostgreSQL.
+
+A row of the table is one of them: the product passes the schedule, and a planted mutant with exactly that flaw is
+caught by the same check. A schedule that let its mutant through would prove nothing about the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.step import step
+from integration import lanes_on_stage as lanes
+from integration import mutants, schedules, stage
+from integration.stage import SIGNER, Owner, Stage, open_stage
+
+WITHOUT_TOKEN_IN_A_KEY = (
+    "ALTER TABLE signer_lease DROP CONSTRAINT signer_lease_chain_id_signer_fencing_token_key"
+)
+WITHOUT_UNIQUE_NONCES = "ALTER TABLE managed_tx DROP CONSTRAINT managed_tx_chain_id_signer_nonce_key"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    pattern: str
+    schedule: Callable[..., Awaitable[schedules.Verdict]]
+    ours: Mapping[str, Any]
+    mutant: Mapping[str, Any]
+    caught_as: str
+    also_ours: Mapping[str, Any] = field(default_factory=dict)
+
+
+OURS = {"write": stage.write, "take_over": stage.take_over}
+
+
+async def _submit(key: Callable[[], str | None], on: Stage) -> None:
+    ledger = await on.ledger(on.new)
+    await ledger.accept([replace(stage.new_request(1), request_id=key())])
+
+
+async def _take_over_a_minute_ahead(on: Stage, owner: Owner) -> int | None:
+    clock = lanes.ManualClock(at_s=10.0**9)
+    terms = await (await on.ledger(owner, clock=clock)).acquire([SIGNER])
+    return terms[0].token if terms else None
+
+
+TABLE = [
+    Row(
+        "a fenced UPDATE with a plain EXISTS",
+        schedules.late_write,
+        OURS,
+        {**OURS, "write": mutants.plain_exists},
+        "late write",
+    ),
+    Row(
+        "a plain EXISTS, and the row's token too",
+        schedules.late_write,
+        OURS,
+        {**OURS, "write": mutants.plain_exists_and_row_token},
+        "late write",
+    ),
+    Row(
+        "a lock in a CTE that nothing references",
+        schedules.late_write,
+        OURS,
+        {**OURS, "write": mutants.lock_that_nothing_references},
+        "late write",
+    ),
+    Row(
+        "FOR KEY SHARE, and a take-over that changes no key",
+        schedules.late_write,
+        {"write": stage.write, "take_over": mutants.plain_take_over},  # our schema alone holds it up
+        {"write": stage.write, "take_over": mutants.plain_take_over, "schema": WITHOUT_TOKEN_IN_A_KEY},
+        "late write",
+        also_ours={**OURS, "schema": WITHOUT_TOKEN_IN_A_KEY},  # and so does our take-over
+    ),
+    Row(
+        "an advisory lock in the statement that checks",
+        schedules.write_meets_take_over,
+        {"write": stage.write, "take_over": stage.acquire_statements},
+        {"write": mutants.lock_and_check_in_one, "take_over": mutants.advisory_take_over},
+        "moved while it waited",
+    ),
+    Row(
+        "SERIALIZABLE on one side",
+        schedules.late_write,
+        OURS,
+        {**OURS, "write": mutants.plain_exists, "isolation": "serializable"},
+        "late write",
+        also_ours={**OURS, "isolation": "serializable"},
+    ),
+    Row(
+        "the row's token alone",
+        schedules.write_after_take_over,
+        {"write": stage.write},
+        {"write": mutants.row_token_alone},
+        "wrote after the take-over",
+    ),
+    Row(
+        "now() to see who holds",
+        schedules.old_transaction_asks_who_holds,
+        {"is_held": sql("lease_owner")},
+        {"is_held": mutants.IS_HELD_BY_START_OF_TRANSACTION},
+        "looks held",
+    ),
+    Row(
+        "now() to renew",
+        schedules.old_transaction_renews,
+        {"renew": sql("lease_renew")},
+        {"renew": mutants.RENEW_BY_START_OF_TRANSACTION},
+        "too early",
+    ),
+    Row(
+        "a client's clock in the predicate",
+        schedules.clock_ahead,
+        {"take_over": _take_over_a_minute_ahead},
+        {"take_over": mutants.take_over_by_own_clock},
+        "stolen",
+    ),
+    Row(
+        "the same node id keeps its token over a restart",
+        schedules.restart_under_the_same_name,
+        {"take_over": stage.take_over},
+        {"take_over": mutants.take_over_that_knows_its_name},
+        "still passes the fence",
+    ),
+    Row(
+        "an UPSERT with CASE to acquire",
+        schedules.losing_poll,
+        {"poll": stage.acquire_statements},
+        {"poll": mutants.upsert_poll},
+        "losing poll",
+    ),
+    Row(
+        "the lock and max(nonce)+1 in one statement",
+        schedules.two_allocations,
+        {"allocate": stage.write},
+        {"allocate": mutants.lock_and_count_in_one, "schema": WITHOUT_UNIQUE_NONCES},
+        "repeat",
+    ),
+    Row(
+        "lease rows are deleted",
+        schedules.release_and_acquire,
+        {"release": schedules.release},
+        {"release": mutants.release_by_delete},
+        "was given after",
+    ),
+    Row(
+        "the nonce in one transaction, the row in another",
+        schedules.killed_while_allocating,
+        {"allocate": schedules.allocate_and_die_before_the_commit},
+        {"allocate": mutants.nonce_first_row_later},
+        "the cursor says",
+        also_ours={"allocate": schedules.allocate_and_die_after_the_commit},
+    ),
+    Row(
+        "one transaction, but no request key",
+        schedules.retry_after_a_lost_answer,
+        {"submit": partial(_submit, lambda: "the caller's name for it")},
+        {"submit": partial(_submit, lambda: None)},
+        "one request became 2",
+    ),
+    Row(
+        "broadcast, then persist",
+        lanes.dies_while_sending,
+        {"send_one": step},
+        {"send_one": lanes.broadcast_then_persist},
+        "nobody has stored",
+    ),
+    Row(
+        "nonce too low, so take a fresh nonce",
+        lanes.nonce_is_too_low,
+        {"send_again": lanes.step_again},
+        {"send_again": lanes.fresh_nonce_when_too_low},
+        "mined 2 times",
+    ),
+    Row(
+        "the send failed, so release the nonce",
+        lanes.send_fails,
+        {"after_failure": lanes.nothing_special},
+        {"after_failure": lanes.release_the_nonce},
+        "several requests on one nonce",
+    ),
+]
+
+PATTERNS = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.pattern)
+
+
+@pytest_asyncio.fixture
+async def on(dsn: str) -> AsyncIterator[Stage]:
+    async with open_stage(dsn) as opened:
+        yield opened
+
+
+@PATTERNS
+async def test_ours_is_safe(on: Stage, row: Row) -> None:
+    assert await row.schedule(on, **row.ours) is None
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.also_ours], ids=lambda row: row.pattern)
+async def test_ours_is_safe_in_the_other_way_too(on: Stage, row: Row) -> None:
+    assert await row.schedule(on, **row.also_ours) is None
+
+
+@PATTERNS
+async def test_the_mutant_is_caught(on: Stage, row: Row) -> None:
+    verdict = await row.schedule(on, **row.mutant)
+    assert verdict is not None, "the schedule did not notice the mutant"
+    assert row.caught_as in verdict
+
+
+# ---- tokens
+
+
+async def test_tokens_carry_the_timeline_and_strictly_rise(on: Stage) -> None:
+    timeline = await on.admin.fetchval("SELECT timeline_id FROM pg_control_checkpoint()")
+    tokens = [(await on.acquire(on.old)).token for _ in range(3)]  # its own lease: a new term all the same
+    await on.expire()
+    tokens.append((await on.acquire(on.new)).token)
+    first = (timeline << 40) + 1
+    assert tokens == [first, first + 1, first + 2, first + 3]
+    recorded = await on.admin.fetch("SELECT fencing_token FROM lease_term ORDER BY acquired_at")
+    assert [row["fencing_token"] for row in recorded] == tokens
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+async def test_a_token_is_above_what_is_stored_and_above_what_an_older_timeline_gave(
+    on: Stage, ahead: int
+) -> None:
+    """A promoted replica that lost the last commits is a timeline further; here the stored token is moved instead."""
+    timeline = (await on.acquire(on.old)).token >> 40
+    await on.admin.execute("DELETE FROM lease_term")
+    stored = ((timeline - 1 + ahead) << 40) + 7
+    await on.admin.execute("UPDATE signer_lease SET fencing_token = $1, expires_at = '-infinity'", stored)
+    token = (await on.acquire(on.new)).token
+    assert token == max(stored, timeline << 40) + 1
+
+
+async def test_only_one_of_many_gets_a_free_lease(on: Stage) -> None:
+    terms = [await (await on.ledger(Owner(f"node {i}"))).acquire([SIGNER]) for i in range(3)]
+    assert [len(term) for term in terms] == [1, 0, 0]
+
+
+async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> None:
+    tx = await on.request()
+    old = await on.acquire(on.old)
+    await on.expire()
+    new = await on.acquire(on.new)
+    ledger = await on.ledger(on.old)
+    assert await ledger.renew([old]) == []
+    await ledger.release([old])
+    written = await ledger.commit(stage.allocation(tx, nonce=0, before=None, term=old))
+    assert (written.lease_ok, written.applied) == (False, False)
+    held = await on.admin.fetchrow(
+        "SELECT fencing_token, expires_at > clock_timestamp() AS held FROM signer_lease"
+    )
+    assert held is not None
+    assert (held["fencing_token"], held["held"]) == (new.token, True)
+    assert await on.admin.fetchval("SELECT count(*) FROM journal WHERE fencing_token = $1", old.token) == 0
+
+
+async def test_a_row_that_moved_is_told_from_a_lost_lease_and_nothing_is_written(on: Stage) -> None:
+    tx = await on.request()
+    term = await on.acquire(on.old)
+    ledger = await on.ledger(on.old)
+    stale = stage.allocation(tx, nonce=0, before=None, term=term)
+    assert (await ledger.commit(stale)).applied
+    before = await on.rows()
+    journal = await on.admin.fetchval("SELECT count(*) FROM journal")
+    written = await ledger.commit(stale)
+    assert (written.lease_ok, written.applied) == (True, False)
+    assert await on.rows() == before
+    assert await on.admin.fetchval("SELECT count(*) FROM journal") == journal
