@@ -45,6 +45,11 @@ class Fencepost:
         async with open_node(loaded.settings, dsn=dsn, more_private_keys=private_keys) as running:
             yield cls(running)
 
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """The signers whose keys are held here."""
+        return self.running.keys.addresses()
+
     async def create(
         self,
         *,
