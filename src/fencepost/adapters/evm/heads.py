@@ -163,5 +163,5 @@ class _Hints:
 def _decoded(message: aiohttp.WSMessage) -> dict[str, object]:
     if message.type is not aiohttp.WSMsgType.TEXT:
         return {}
-    answer = bounded_json.decode(message.data.encode())
+    answer: object = bounded_json.decode(message.data.encode())
     return answer if isinstance(answer, dict) else {}
