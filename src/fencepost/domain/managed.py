@@ -317,17 +317,14 @@ def mined(tx: ManagedTx, receipt: Mined) -> Step:
 
 def confirmed_further(tx: ManagedTx, confirmations: Confirmations) -> Step:
     """More blocks on top, or other ones: `newFork` tells a reader to replace what it had."""
+    known = 0 if confirmations.new_fork else len(tx.confirmations)
     detail = {
         "newFork": confirmations.new_fork,
         "count": len(confirmations.blocks),
-        "blocks": [[block.number, block.hash] for block in _news(tx, confirmations)],
+        "blocks": [[block.number, block.hash] for block in confirmations.blocks[known:]],
     }
     event = "Fork" if confirmations.new_fork else "Confirm"
     return _moved(tx, tx.state, Entry(event, detail), confirmations=confirmations.blocks)
-
-
-def _news(tx: ManagedTx, confirmations: Confirmations) -> tuple[BlockRef, ...]:
-    return confirmations.blocks if confirmations.new_fork else confirmations.blocks[len(tx.confirmations) :]
 
 
 def finished(tx: ManagedTx, confirmations: Confirmations, *, revert_reason: str | None) -> Step:

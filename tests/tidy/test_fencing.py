@@ -1,0 +1,221 @@
+"""Every statement that writes says how it is fenced, and is.
+
+The named queries are the only SQL of the product, so reading them is reading everything that it can do to a database.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fencepost
+from fencepost.adapters.postgres.queries import Query, load_all, parse
+
+PACKAGE = Path(fencepost.__file__).parent
+
+# What may write without a term, where to, and nothing else; the reasons stand beside the statements.
+UNFENCED = {
+    "accept_requests": {"managed_tx", "journal"},
+    "ask_command": {"lane_command"},
+    "ask_with_audit": {"lane_command", "audit"},
+    "key_insert": {"api_key", "audit"},
+    "key_revoke": {"api_key", "audit"},
+    "lease_acquire": {"signer_lease"},
+    "lease_insert_missing": {"signer_lease"},
+    "lease_record_terms": {"lease_term"},
+}
+FENCED = {"commit_lanes", "lease_release", "lease_renew"}
+
+# SQL in Python: migrations, the session's own set-up and notifications.
+WRITES_SQL = {Path("adapters/postgres") / name for name in ("migrate.py", "database.py", "wakeups.py")}
+
+# These look at a database from outside, as a person would: to judge, never to change.
+READS_SQL = {Path("cli/doctor.py"), Path("lab")}
+
+_MUTATION = re.compile(
+    r"\bINSERT\s+INTO\b|(?<!FOR )(?<!DO )(?<!KEY )\bUPDATE\b|\bDELETE\s+FROM\b|\bMERGE\b|\bTRUNCATE\b"
+)
+_OPENS_CTE = re.compile(r"\b([a-z_]+) AS (?:MATERIALIZED )?\($")
+_SQL_IN_PYTHON = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|TRUNCATE|MERGE)\s")
+
+
+def bare(sql: str) -> str:
+    """Without comments and literals, one space between words."""
+    return " ".join(re.sub(r"--[^\n]*|'[^']*'", " ", sql).split())
+
+
+def mutations(sql: str) -> list[str]:
+    return _MUTATION.findall(bare(sql))
+
+
+def parts(sql: str) -> dict[str, str]:
+    """The common table expressions by name; what follows them has the name ''."""
+    text = bare(sql)
+    found: dict[str, str] = {}
+    rest, at = "", 0
+    while at < len(text):
+        opens = _OPENS_CTE.search(text[: at + 1]) if text[at] == "(" else None
+        if opens is None:
+            rest += text[at]
+            at += 1
+            continue
+        end = closing(text, at)
+        found[opens[1]] = text[at + 1 : end]
+        at = end + 1
+    return {**found, "": rest}
+
+
+def closing(text: str, opening: int) -> int:
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError("a parenthesis is not closed")
+
+
+def reaches(name: str, goal: str, of: dict[str, str]) -> bool:
+    """Whether a part reads, over any number of steps, from the part that holds the lock."""
+    seen: set[str] = set()
+    to_do = [name]
+    while to_do:
+        at = to_do.pop()
+        if at == goal:
+            return True
+        if at not in seen:
+            seen.add(at)
+            to_do += [other for other in of if other and re.search(rf"\b(?:FROM|JOIN) {other}\b", of[at])]
+    return False
+
+
+def is_fenced(sql: str) -> bool:
+    """Each mutation hangs on the lease row with the token, or changes only the lease row that has the token."""
+    of = parts(sql)
+    locks = [
+        name
+        for name, body in of.items()
+        if name
+        and re.search(r"\bFOR KEY SHARE\b", body)
+        and re.search(r"\bs\.fencing_token = \w+\.token\b", body)
+    ]
+    for name, body in of.items():
+        if not _MUTATION.search(body):
+            continue
+        own_row = re.search(r"\bUPDATE signer_lease s\b.*\bWHERE\b.*\bs\.fencing_token = w\.token\b", body)
+        sets_token = re.search(r"\bSET\b.*\bfencing_token =.*\bFROM\b", body) if own_row else None
+        if own_row and not sets_token:
+            continue
+        if not any(reaches(name, lock, of) for lock in locks):
+            return False
+    return True
+
+
+def mutating() -> list[Query]:
+    return [query for query in load_all().values() if mutations(query.sql)]
+
+
+def test_the_statements_that_write_are_these() -> None:
+    """A new one has to be entered here, and thought about."""
+    assert {query.name for query in mutating()} == UNFENCED.keys() | FENCED
+
+
+@pytest.mark.parametrize("name", UNFENCED)
+def test_what_is_unfenced_writes_only_where_it_may(name: str) -> None:
+    text = bare(load_all()[name].sql)
+    assert set(re.findall(r"\b(?:INSERT INTO|(?<!DO )UPDATE) ([a-z_]+)", text)) - {"of"} <= UNFENCED[name]
+    if name != "lease_acquire":
+        assert not re.search(
+            r"(?<!FOR )\bUPDATE (?:managed_tx|signer_nonce_cursor|tx_attempt|signer_lease)\b", text
+        )
+
+
+@pytest.mark.parametrize("query", mutating(), ids=lambda query: query.name)
+def test_every_statement_that_writes_says_how_it_is_fenced(query: Query) -> None:
+    assert query.fencing, f"{query.name} needs `-- fenced: …` or `-- unfenced: why`"
+    kind, _, why = query.fencing.partition(": ")
+    assert len(why) > 10, f"{query.name} gives no reason"
+    assert (kind == "unfenced") == (query.name in UNFENCED), f"{query.name} is {kind}"
+
+
+@pytest.mark.parametrize("query", mutating(), ids=lambda query: query.name)
+def test_what_says_that_it_is_fenced_is(query: Query) -> None:
+    if query.name not in UNFENCED:
+        assert is_fenced(query.sql), f"{query.name} writes something that does not hang on its token"
+
+
+def test_no_statement_deletes() -> None:
+    assert not [
+        query.name for query in load_all().values() if re.search(r"\bDELETE|TRUNCATE\b", bare(query.sql))
+    ]
+
+
+def test_no_statement_trusts_the_start_of_a_transaction_or_a_clients_clock() -> None:
+    late = re.compile(r"\bnow\(\)|\bCURRENT_TIMESTAMP\b|\btransaction_timestamp\b|::timestamp", re.IGNORECASE)
+    assert not [
+        query.name for query in [*mutating(), load_all()["lease_owner"]] if late.search(bare(query.sql))
+    ]
+
+
+# ---- the checks can fail
+
+LOCK = "WITH held AS (SELECT 1 FROM signer_lease s JOIN l ON s.fencing_token = l.token FOR KEY SHARE OF s)"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE managed_tx SET state = 'x'",
+        f"{LOCK} UPDATE managed_tx SET state = 'x'",
+        f"{LOCK}, a AS (UPDATE managed_tx SET x = 1 FROM held), b AS (INSERT INTO journal SELECT 1) SELECT 1 FROM held",
+        "WITH held AS (SELECT 1 FROM signer_lease s FOR KEY SHARE) UPDATE managed_tx SET x = 1 FROM held",
+        "UPDATE signer_lease s SET fencing_token = w.token + 1 FROM w WHERE s.fencing_token = w.token",
+        "UPDATE signer_lease s SET expires_at = 'infinity' FROM w WHERE s.signer = w.signer",
+    ],
+)
+def test_an_unfenced_write_is_seen(sql: str) -> None:
+    assert mutations(sql)
+    assert not is_fenced(sql)
+
+
+def test_a_lock_or_a_read_is_no_write() -> None:
+    assert not mutations("SELECT 1 FROM signer_lease FOR UPDATE -- UPDATE it later\n")
+    assert not mutations("SELECT 'UPDATE managed_tx' FROM signer_lease FOR NO KEY UPDATE")
+    assert len(mutations("INSERT INTO a VALUES (1) ON CONFLICT (x) DO UPDATE SET x = 1")) == 1
+
+
+def test_a_query_without_a_word_about_fencing_has_none() -> None:
+    (query,) = parse("-- name: some_write\n-- Writes.\nUPDATE managed_tx SET state = 'x'\n")
+    assert query.fencing is None
+
+
+# ---- SQL stands in .sql files
+
+
+def sql_texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if _SQL_IN_PYTHON.match(text):
+                yield text
+
+
+def sources() -> list[Path]:
+    return [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def test_the_scan_for_sql_sees_it() -> None:
+    found = list(sql_texts(ast.parse('run("SELECT 1"); run(f"UPDATE {name} SET x"); """With care."""')))
+    assert found == ["SELECT 1", "UPDATE "]
+
+
+@pytest.mark.parametrize("path", sources(), ids=str)
+def test_no_sql_stands_in_python(path: Path) -> None:
+    if path in WRITES_SQL:
+        return
+    texts = list(sql_texts(ast.parse((PACKAGE / path).read_text(), str(path))))
+    if READS_SQL & {path, *path.parents}:
+        texts = [text for text in texts if mutations(text)]
+    assert not texts, "SQL belongs into adapters/postgres/sql, with a name"
