@@ -110,7 +110,7 @@ async def _refuse_what_is_too_late(lane: Lane) -> int:
 async def _checked_cursor(lane: Lane) -> Cursor | None:
     """The cursor to allocate from, compared with the chain as often as the policy asks; None when it can't be used."""
     if lane.cursor is None:
-        return await _first_cursor(lane)
+        return await begin_sequence(lane)
     policy, now_s = lane.policy, lane.clock.now_s()
     fresh = lane.chain_checked_at_s is not None and now_s - lane.chain_checked_at_s < policy.state_timeout_s
     if policy.chain_query == "off" or fresh:
@@ -132,7 +132,7 @@ async def _checked_cursor(lane: Lane) -> Cursor | None:
     return cursor
 
 
-async def _first_cursor(lane: Lane) -> Cursor | None:
+async def begin_sequence(lane: Lane) -> Cursor | None:
     """The first use of a signer: where does its sequence begin?"""
     policy, address = lane.policy, lane.signer.address
     if policy.chain_query == "off" and policy.start_from != "chain":

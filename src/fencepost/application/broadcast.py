@@ -7,6 +7,7 @@ no answer means that the bytes may be out. What follows from each answer stands 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 from fencepost.application import attempts
@@ -16,7 +17,7 @@ from fencepost.domain import managed
 from fencepost.domain.decide import Action, decide
 from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
 from fencepost.domain.send import SendResult
-from fencepost.domain.states import State
+from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import SignedTx, UnsignedTx
 
 # One step may answer a node's refusal with new bytes this often; after that the lane comes back later.
@@ -93,6 +94,7 @@ async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResu
         case Action.SEND_LOWER_FIRST:
             lane.hold_allocation_until_s = lane.clock.now_s() + FIRST_BACK_OFF_S
             lane.must_look_up = True
+            _make_lower_ones_due(lane, tx)
         case Action.SHRINK_WINDOW:
             lane.window_limit = 1
         case Action.WAIT_FOR_FUNDS:
@@ -110,26 +112,48 @@ async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResu
             pass
 
 
+def _make_lower_ones_due(lane: Lane, tx: ManagedTx) -> None:
+    """A node sees a gap below: what went out earlier may have been evicted. The claim is written when it is sent."""
+    now_s = lane.clock.now_s()
+    for nonce, lower in lane.in_flight.items():
+        went_out_earlier = (
+            lower.mined is None
+            and lower.last_submit_s is not None
+            and tx.last_submit_s is not None
+            and lower.last_submit_s < tx.last_submit_s
+        )
+        if nonce < tx.held_nonce() and went_out_earlier:
+            lane.in_flight[nonce] = replace(lower, resubmit_due_s=now_s)
+
+
 async def replace_attempt(lane: Lane, tx: ManagedTx) -> None:
     """The same wish at a higher price. At the cap it is stuck, and says so."""
     try:
         attempt = await attempts.next_attempt(lane, tx, purpose=tx.latest.purpose)
     except AtFeeCap as error:
-        await lane.commit([lane.change(tx, partial(managed.stuck, reason=str(error)))], op="stuck")
+        await _mark_stuck(lane, tx, str(error))
         return
     await lane.commit([lane.change(tx, partial(managed.attempted, attempt=attempt, event="Bump"))], op="bump")
 
 
 async def fill(lane: Lane, tx: ManagedTx, *, ending: State, error: str) -> None:
     """The wish is given up; a transfer of nothing to oneself goes for its nonce, so that no hole is left."""
-    give_up = partial(managed.given_up, ending=ending, error=error)
+    give_up = [] if tx.ending is ending else [partial(managed.given_up, ending=ending, error=error)]
     try:
         attempt = await attempts.next_attempt(lane, tx, purpose=Purpose.FILLER)
     except AtFeeCap as cap:
-        await lane.commit([lane.change(tx, give_up, partial(managed.stuck, reason=str(cap)))], op="stuck")
+        await _mark_stuck(lane, tx, str(cap), *give_up)
         return
     add = partial(managed.attempted, attempt=attempt, event="Fill")
-    await lane.commit([lane.change(tx, give_up, add)], op="fill")
+    await lane.commit([lane.change(tx, *give_up, add)], op="fill")
+
+
+async def _mark_stuck(lane: Lane, tx: ManagedTx, reason: str, *first: partial[managed.Step]) -> None:
+    """It says so once: a refusal that comes back every half minute must not fill the journal."""
+    if tx.sub_state is SubState.STUCK and not first:
+        return
+    lane.observer.note("stuck", signer=lane.signer, tx=str(tx.tx_id), reason=reason)
+    await lane.commit([lane.change(tx, *first, partial(managed.stuck, reason=reason))], op="stuck")
 
 
 # ---- transactions that a caller's function builds
@@ -138,13 +162,12 @@ async def fill(lane: Lane, tx: ManagedTx, *, ending: State, error: str) -> None:
 async def _ask_handlers(lane: Lane) -> None:
     for tx in [tx for tx in lane.unmined if tx.kind is Kind.HANDLER and not tx.attempts]:
         lane.require_trust()
+        fees = await attempts.quote(lane)  # before the handler is taken: a silent node must not cost it
         handler = lane.handlers.pop(tx.tx_id, None)
         if handler is None:
             await fill(lane, tx, ending=State.FAILED, error="its handler is gone")
             continue
-        context = NonceContext(
-            signer=lane.signer, nonce=tx.held_nonce(), tx_id=tx.tx_id, fees=await attempts.quote(lane)
-        )
+        context = NonceContext(signer=lane.signer, nonce=tx.held_nonce(), tx_id=tx.tx_id, fees=fees)
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
                 built = await handler(context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from fencepost.application.broadcast import fill, replace_attempt, send
-from fencepost.application.lane import Lane
+from fencepost.application.lane import Lane, is_sendable
 from fencepost.domain import managed
 from fencepost.domain.managed import POSSIBLY_SENT, ManagedTx
 from fencepost.domain.states import State, SubState
@@ -25,10 +25,7 @@ async def escalate(lane: Lane) -> int:
     due = [
         tx
         for tx in lane.unmined
-        if tx.attempts
-        and tx.state in (State.ALLOCATED, State.SUBMITTED)
-        and tx.resubmit_due_s is not None
-        and tx.resubmit_due_s <= now_s
+        if is_sendable(tx) and tx.resubmit_due_s is not None and tx.resubmit_due_s <= now_s
     ][:MOST_IN_A_BATCH]
     if not due:
         return 0

@@ -9,24 +9,31 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from fencepost.application.allocate import begin_sequence
 from fencepost.application.attempts import AtFeeCap, next_attempt
-from fencepost.application.lane import Lane
+from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.ports import Command, Cursor, TxChange
 from fencepost.domain import managed
 from fencepost.domain.managed import Entry, ManagedTx, Purpose
 from fencepost.domain.states import CursorState, State
+from fencepost.errors import FencepostError
 
 
 async def intervene(lane: Lane) -> int:
     """How many wishes were carried out or answered."""
     lane.commands_may_wait = False
     commands = await lane.ledger.load_commands(lane.signer)
-    for command in commands:
-        lane.require_trust()
-        if command.tx_id is None:
-            await _about_signer(lane, command)
-        else:
-            await _about_transaction(lane, command)
+    try:
+        for command in commands:
+            lane.require_trust()
+            if command.tx_id is None:
+                await _about_signer(lane, command)
+            else:
+                await _about_transaction(lane, command)
+    except FencepostError:
+        lane.commands_may_wait = True  # what could not be done now is still wanted
+        raise
+    lane.commands_may_wait |= bool(commands)  # there may be more than one answer holds
     return len(commands)
 
 
@@ -112,7 +119,11 @@ async def _bump(lane: Lane, tx: ManagedTx) -> tuple[TxChange | None, str]:
 
 
 async def _about_signer(lane: Lane, command: Command) -> None:
-    cursor = lane.cursor or Cursor(next_nonce=0, start_nonce=0)
+    if lane.cursor is None:
+        await begin_sequence(lane)  # a wish must not invent where the sequence starts
+    cursor = lane.cursor
+    if cursor is None:
+        raise StateMoved(f"{lane.signer} has no cursor")
     who = {"by": command.asked_by, "reason": command.reason}
     match command.command:
         case "pause" if cursor.state is CursorState.ACTIVE:

@@ -249,12 +249,11 @@ async def protect(lane: Lane, reason: str) -> None:
     lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)
 
 
+def is_sendable(tx: ManagedTx) -> bool:
+    """It has bytes, and nothing says that they must stay here."""
+    return tx.state in (State.ALLOCATED, State.SUBMITTED) and tx.mined is None and bool(tx.attempts)
+
+
 def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
     """It has bytes that never went out, as far as we know."""
-    return (
-        tx.state in (State.ALLOCATED, State.SUBMITTED)
-        and tx.mined is None
-        and bool(tx.attempts)
-        and tx.latest.sent_count == 0
-        and tx.resubmit_due_s is None
-    )
+    return is_sendable(tx) and tx.latest.sent_count == 0 and tx.resubmit_due_s is None

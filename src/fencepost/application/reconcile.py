@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from fencepost.application.lane import Lane, protect
+from fencepost.application.ports import Cursor
 from fencepost.application.track import look_up
 from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
 from fencepost.domain.managed import ManagedTx
-from fencepost.errors import RpcUnavailable
+from fencepost.errors import RpcError, RpcUnavailable
 
 # How many ended transactions are looked at when the chain lies below them.
 MOST_REOPENED = 512
@@ -59,8 +60,17 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
     """Ended transactions whose block is gone: a reorg deeper than the required depth. They are live again."""
     if lane.cursor is None:
         return 0
-    lane.forked_at = None
-    newest = lane.cursor.next_nonce - (MOST_REOPENED if latest is None else RECENT)
+    forked_at, lane.forked_at = lane.forked_at, None
+    try:
+        return await _reopen_undone(lane, lane.cursor, latest)
+    except RpcError:
+        forks = [block for block in (forked_at, lane.forked_at) if block is not None]
+        lane.forked_at = min(forks, default=None)
+        raise
+
+
+async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
+    newest = cursor.next_nonce - (MOST_REOPENED if latest is None else RECENT)
     if latest is None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
     ended = await lane.ledger.load_finished(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fencepost.application.allocate import allocate
-from fencepost.application.broadcast import broadcast
+from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
-from fencepost.application.lane import Lane
+from fencepost.application.lane import Lane, is_sendable, is_waiting_to_be_sent
 from fencepost.application.reconcile import reconcile, reopen_undone
 from fencepost.application.track import stale_after_s, track
 
@@ -49,14 +49,20 @@ async def _refill(lane: Lane) -> None:
 
 def _come_back_in_s(lane: Lane) -> float | None:
     now_s = lane.clock.now_s()
-    times = [
-        tx.resubmit_due_s for tx in lane.unmined if tx.resubmit_due_s is not None and not lane.is_protected
-    ]
+    times: list[float] = []
+    if not lane.is_protected:
+        times += [
+            tx.resubmit_due_s for tx in lane.unmined if is_sendable(tx) and tx.resubmit_due_s is not None
+        ]
+        if any(is_waiting_to_be_sent(tx) for tx in lane.unmined):  # more refusals than one round answers
+            times.append(now_s + FIRST_BACK_OFF_S)
     stale_s = stale_after_s(lane)
     if stale_s is not None:
         times.append(stale_s)
     if lane.must_look_up:
         times.append(now_s + 0.5)
+    if lane.commands_may_wait:
+        times.append(now_s)
     if lane.queue and lane.hold_allocation_until_s > now_s:
         times.append(lane.hold_allocation_until_s)
     return max(0.0, min(times) - now_s) if times else None

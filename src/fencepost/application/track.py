@@ -16,6 +16,7 @@ from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm, standing
 from fencepost.domain.managed import ManagedTx, Mined
 from fencepost.domain.states import State
+from fencepost.errors import RpcError
 
 # A nonce that looks consumed by a stranger is looked at this often before the alarm: receipts may lag behind nonces.
 SUSPICIONS_BEFORE_PROTECT = 3
@@ -26,7 +27,11 @@ async def track(lane: Lane) -> int:
     moved = await _confirm(lane)
     wanted = _due_for_look_up(lane)
     if wanted:
-        moved += await look_up(lane, wanted)
+        try:
+            moved += await look_up(lane, wanted)
+        except RpcError:
+            lane.must_look_up = True  # nobody answered: the next round asks again
+            raise
         moved += await _confirm(lane)
     return moved
 
@@ -95,7 +100,9 @@ async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
             if lane.suspicions[nonce] >= SUSPICIONS_BEFORE_PROTECT:
                 await protect(lane, f"nonce {nonce} was consumed by a transaction that is not ours")
                 return
-        elif _is_newly_stale(lane, tx):
+            continue
+        lane.suspicions.pop(nonce, None)
+        if _is_newly_stale(lane, tx):
             stale.append(lane.change(tx, managed.stale))
     if stale:
         await lane.commit(stale, op="stale")

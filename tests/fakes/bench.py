@@ -1,0 +1,193 @@
+"""A node on a bench: fakes at the ports, the real node, lanes and use cases in between, and every turn taken by hand.
+
+`Bench` is the world (one signer, one chain, one database, one clock); `bench.node()` puts a node into it. A node's
+`turn` renews, looks at the chain, seeks and steps its lane once, in that order, and raises what the step raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from fakes.chain import Decoded, FakeChain
+from fakes.clock import FakeClock
+from fakes.ledger import FakeDatabase, FakeLedger
+from fakes.observer import FakeObserver
+from fencepost.adapters.evm.encoding import decode_signed
+from fencepost.adapters.signers.local import LocalKeys
+from fencepost.application.accept import Accept, Request
+from fencepost.application.heads import ChainWatch
+from fencepost.application.lane import Handler, Lane, Policy, StuckDecision
+from fencepost.application.ports import Chain, KeyPort, Ledger
+from fencepost.application.step import step
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.managed import Intent, ManagedTx
+from fencepost.domain.states import State
+from fencepost.domain.transaction import Call, UnsignedTx
+from fencepost.runtime.node import Node, Pace
+
+CHAIN_ID = 31_337
+GWEI = 10**9
+SINK = Address("0x" + "5e" * 20)
+REVERTER = Address("0x" + "bd" * 20)
+_KEY = "0x" + "01" * 32
+MOST_TURNS = 60
+
+# One block on top, pipelined unless a test says otherwise.
+QUICK = Policy(strict=False, required=1)
+STRICT = Policy(strict=True, required=1)
+
+
+def decode(raw: bytes) -> tuple[Address, UnsignedTx, TxHash]:
+    decoded = decode_signed(raw)
+    return decoded.sender, decoded.tx, decoded.hash
+
+
+def _for_the_chain(raw: bytes) -> Decoded:
+    sender, tx, _ = decode(raw)
+    return Decoded(sender, tx.nonce, tx.fees.tip_wei, tx.fees.fee_cap_wei)
+
+
+@dataclass(slots=True)
+class BenchNode:
+    bench: Bench
+    node: Node
+    handlers: dict[UUID, Handler]
+    observer: FakeObserver
+    incarnation: UUID
+
+    @property
+    def lane(self) -> Lane:
+        lane = self.node.lanes.get(self.bench.signer)
+        assert lane is not None, "this node does not hold the signer"
+        return lane
+
+    async def turn(self, turns: int = 1) -> float | None:
+        """What the last step answered: when to come back."""
+        again_s: float | None = None
+        for _ in range(turns):
+            await self.node.renew_once()
+            await self.node.heads_once(CHAIN_ID)
+            self.node.hint(self.bench.signer)
+            await self.node.seek_once()
+            again_s = await step(self.lane)
+        return again_s
+
+    async def release(self) -> None:
+        term = self.lane.term
+        self.node.lanes.drop(self.bench.signer)
+        await self.node.ledger.release([term])
+
+
+@dataclass(slots=True)
+class Bench:
+    clock: FakeClock = field(default_factory=FakeClock)
+    database: FakeDatabase = field(init=False)
+    chain: FakeChain = field(init=False)
+    keys: LocalKeys = field(init=False)
+    signer: Signer = field(init=False)
+    accepting: Accept = field(init=False)
+    stuck: StuckDecision = "mark"
+
+    def __post_init__(self) -> None:
+        self.database = FakeDatabase(self.clock)
+        self.chain = FakeChain(_for_the_chain, chain_id=CHAIN_ID)
+        self.keys = LocalKeys.from_hex([_KEY])
+        self.signer = Signer(CHAIN_ID, self.keys.addresses()[0])
+        self.accepting = Accept(
+            FakeLedger(self.database, node="door"), self.keys, frozenset({CHAIN_ID}), lambda _: None
+        )
+
+    def node(
+        self,
+        policy: Policy = QUICK,
+        *,
+        name: str = "node",
+        ledger: Ledger | None = None,
+        chain: Chain | None = None,
+        keys: KeyPort | None = None,
+    ) -> BenchNode:
+        incarnation = uuid4()
+        used_chain = chain or self.chain
+        used_ledger = ledger or FakeLedger(self.database, node=name, incarnation=incarnation)
+        tag = None if isinstance(policy.required, int) else policy.required
+        watch = ChainWatch(used_chain, settled_tag=tag)
+        handlers: dict[UUID, Handler] = {}
+        observer = FakeObserver()
+
+        async def decide(_tx: ManagedTx) -> StuckDecision:
+            return self.stuck
+
+        def make_lane(term: Term) -> Lane:
+            return Lane(
+                term=term,
+                policy=policy,
+                ledger=used_ledger,
+                chain=used_chain,
+                watch=watch,
+                keys=keys or self.keys,
+                clock=self.clock,
+                observer=observer,
+                stuck_hook=decide,
+                handlers=handlers,
+                decode=decode,
+            )
+
+        node = Node(
+            name=name,
+            incarnation=incarnation,
+            ledger=used_ledger,
+            clock=self.clock,
+            observer=observer,
+            watches={CHAIN_ID: watch},
+            heads={},  # no feed: `turn` looks by hand
+            addresses=frozenset(self.keys.addresses()),
+            pace=Pace(),
+            make_lane=make_lane,
+            workers=1,
+        )
+        return BenchNode(self, node, handlers, observer, incarnation)
+
+    # ---- what callers and people do
+
+    async def request(
+        self, intent: Intent | None = None, *, request_id: str | None = None, valid_for_s: float | None = None
+    ) -> UUID:
+        asked = Request(self.signer, intent or transfer(), request_id, valid_for_s)
+        return (await self.accepting.create(asked)).tx_id
+
+    async def requests(self, count: int) -> list[UUID]:
+        return [await self.request(transfer(value_wei=i)) for i in range(count)]
+
+    async def with_nonce(self, at: BenchNode, handler: Handler) -> UUID:
+        tx_id = uuid4()
+        at.handlers[tx_id] = handler
+        await self.accepting.create_for_handler(self.signer, tx_id, at.incarnation)
+        return tx_id
+
+    async def ask(
+        self, command: str, tx_id: UUID | None = None, *, reason: str | None = None, **detail: Any
+    ) -> int:
+        return await self.accepting.ledger.ask(
+            self.signer, command, tx_id=tx_id, asked_by="eve", reason=reason, detail=detail
+        )
+
+    # ---- what can be seen afterwards
+
+    def tx(self, tx_id: UUID) -> ManagedTx:
+        return self.database.txs[tx_id]
+
+    def state(self, tx_id: UUID) -> State:
+        return self.database.txs[tx_id].state
+
+    def events(self, tx_id: UUID | None = None) -> list[str]:
+        return [row.event for row in self.database.journal_of(tx_id)]
+
+    def sent_nonces(self) -> list[int]:
+        return [decode(signed.raw)[1].nonce for signed in self.chain.sent]
+
+
+def transfer(*, value_wei: int = 1, to: Address = SINK) -> Intent:
+    return Intent(call=Call(to=to, value_wei=value_wei))
