@@ -30,7 +30,7 @@ from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.transaction import Fees, UnsignedTx
-from fencepost.errors import SettingError
+from fencepost.errors import MigrationError, SettingError
 from fencepost.runtime.clock import MonotonicClock
 from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
@@ -75,8 +75,7 @@ async def open_node(
     stuck_hook: StuckHook = wait_for_a_person,
 ) -> AsyncIterator[Running]:
     """A node at work. `dsn` and the chains' URLs must be there: whoever embeds servers has started them."""
-    if settings.database.migrate_on_start:
-        await migrate.apply(dsn, timeout_s=settings.database.connect_timeout_s)
+    await _require_schema(settings, dsn)
     async with AsyncExitStack() as stack:
         keys = await load_keys(**key_sources(settings, more_private_keys))
         stack.push_async_callback(keys.aclose)
@@ -156,6 +155,16 @@ async def open_node(
         async with _at_work(node, wakeups):
             yield running
         await ledger.drain()
+
+
+async def _require_schema(settings: Settings, dsn: str) -> None:
+    timeout_s = settings.database.connect_timeout_s
+    if settings.database.migrate_on_start:
+        await migrate.apply(dsn, timeout_s=timeout_s)
+    elif missing := [status for status in await migrate.status(dsn, timeout_s=timeout_s) if not status.is_applied]:
+        raise MigrationError(
+            f"{len(missing)} migrations are missing and database.migrate_on_start is off: run fencepost migrate"
+        )
 
 
 @asynccontextmanager

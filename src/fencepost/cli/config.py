@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from fencepost.cli.tables import console, table
-from fencepost.settings import Loaded, example_toml, load, plain_text, shown_settings
+from fencepost.settings import Loaded, example_toml, load, plain_text, reference_markdown, shown_settings
 
 
 @click.command("config")
@@ -26,8 +26,12 @@ from fencepost.settings import Loaded, example_toml, load, plain_text, shown_set
 @click.option(
     "--example", is_flag=True, help="Print a fencepost.toml with every setting, its default and its meaning."
 )
-def config(*, toml_path: Path | None, as_json: bool, example: bool) -> None:
+@click.option("--markdown", is_flag=True, help="Print the page docs/settings.md.")
+def config(*, toml_path: Path | None, as_json: bool, example: bool, markdown: bool) -> None:
     """Show the settings in force, with secrets masked."""
+    if markdown:
+        click.echo(reference_markdown(), nl=False)
+        return
     if example:
         click.echo(example_toml(), nl=False)
         return

@@ -25,6 +25,7 @@ from fencepost.settings.display import Shown, mask, plain_text, shown_settings
 from fencepost.settings.example import example_toml
 from fencepost.settings.loading import Loaded, load
 from fencepost.settings.masking import mask_dsn, mask_url
+from fencepost.settings.reference import reference_markdown
 
 __all__ = [
     "CHAIN_KEYS",
@@ -45,5 +46,6 @@ __all__ = [
     "mask_dsn",
     "mask_url",
     "plain_text",
+    "reference_markdown",
     "shown_settings",
 ]
