@@ -28,7 +28,7 @@ from pathlib import Path
 
 import aiohttp
 
-from fencepost.dev.paths import make_folder
+from fencepost.dev.paths import default_cache_dir, make_folder
 from fencepost.dev.shared_server import Launch, Status, held_lock, rights_explained, shared_server
 from fencepost.errors import EmbeddedError
 
@@ -276,3 +276,7 @@ def _require_whole(state_file: Path) -> None:
                 f"the chain's state in {state_file} was not written to its end: put back a copy of it, or move it away "
                 "to begin a new chain, and with it the database that knows the old one"
             )
+
+
+if __name__ == "__main__":
+    print(asyncio.run(find_anvil(default_cache_dir(), report=print)))  # noqa: T201 - run by hand or by a script
