@@ -305,6 +305,18 @@ def open_fencepost(
     )
 
 
+async def heads_seen(fencepost: Fencepost, chain: OwnChain) -> None:
+    """Until the node has seen the newest block, and its lanes have done what follows from it."""
+    head = int(await chain.call("eth_blockNumber"), 16)
+    node = fencepost.running.node
+
+    async def is_seen() -> bool:
+        quiet = not (node.lanes._stepping or node.lanes._queued)
+        return quiet and node.watches[chain.chain_id].view.head == head
+
+    await eventually(is_seen)
+
+
 @dataclass(frozen=True, slots=True)
 class Failpoint:
     """What befalls a node process around the n-th call of a port's method.

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.facade import Fencepost
-from fix_core import SINK, Book, OwnChain, check_all_mined_once, eventually, open_fencepost
-
-
-async def heads_seen(fencepost: Fencepost, chain: OwnChain) -> None:
-    """Until the node has seen the newest block, and its lanes have done what follows from it."""
-    head = int(await chain.call("eth_blockNumber"), 16)
-    node = fencepost.running.node
-
-    async def is_seen() -> bool:
-        quiet = not (node.lanes._stepping or node.lanes._queued)
-        return quiet and node.watches[chain.chain_id].view.head == head
-
-    await eventually(is_seen)
+from fix_core import SINK, Book, OwnChain, check_all_mined_once, heads_seen, open_fencepost
 
 
 async def test_the_second_request_stays_queued_until_the_first_is_at_depth(

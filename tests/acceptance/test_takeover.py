@@ -1,0 +1,237 @@
+"""A node is paused beyond its lease, another takes over, the first wakes up and goes on writing: nothing of it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import asyncpg
+import pytest
+
+from fencepost.adapters.postgres.database import Connection
+from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.ports import LaneWrite, TxChange
+from fencepost.domain import managed
+from fencepost.domain.ids import Signer
+from fencepost.domain.lease import Term
+from fix_core import (
+    Account,
+    Book,
+    Client,
+    Failpoint,
+    OwnChain,
+    StartNode,
+    check_all_mined_once,
+    check_sealed,
+    eventually,
+    open_fencepost,
+    open_ledger,
+)
+
+SHORT = {
+    "lease.duration": "1500ms",
+    "lease.renew_interval": "300ms",
+    "nonce.mode": "pipelined",
+    "nonce.max_in_flight": "4",
+}
+COUNT = 24
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Failpoint("commit:AssignNonce", "before", "stop", nth=2),
+        Failpoint("commit:SendResult", "before", "stop", nth=2),
+        Failpoint("send", "before", "stop", nth=2),
+        Failpoint("commit:ReceiveReceipt", "before", "stop"),
+        Failpoint("commit:Finish", "before", "stop"),
+        Failpoint("renew", "before", "stop", nth=2),
+    ],
+    ids=lambda point: point.at,
+)
+async def test_whatever_a_node_writes_after_it_lost_its_lease_is_refused(
+    dsn: str, ticking: OwnChain, book: Book, client: Client, start_node: StartNode, *, point: Failpoint
+) -> None:
+    account = ticking.accounts[0]
+    await client.ask(account, COUNT)
+    paused = start_node(ticking, account, name="paused", options=SHORT, failpoints=[point])
+    await paused.stopped()
+    async with open_fencepost(dsn, ticking, account, options=SHORT) as second:
+        await _until_taken_over(book, account)
+        at_take_over = await _written_by(book, "paused")
+        paused.signal(signal.SIGCONT)
+        await paused.says('"fenced"')
+        await book.until_states(account, CONFIRMED=COUNT)
+        assert second.running.observer.counts["fenced"] == 0
+    assert await _written_by(book, "paused") == at_take_over
+    await check_all_mined_once(book, ticking, account, COUNT)
+
+
+async def _until_taken_over(book: Book, account: Account) -> None:
+    async def is_taken_over() -> bool:
+        return len(await book.terms(account)) == 2
+
+    await eventually(is_taken_over)
+
+
+async def _written_by(book: Book, node: str) -> int:
+    return int(await book.connection.fetchval("SELECT count(*) FROM journal WHERE node = $1", node))
+
+
+async def test_nodes_that_are_paused_in_turn_lose_nothing_and_double_nothing(
+    ticking: OwnChain, book: Book, client: Client, start_node: StartNode
+) -> None:
+    """Two nodes, each stopped from outside at any point for longer than the lease, while the other works."""
+    account = ticking.accounts[0]
+    ids = await client.ask(account, 200)
+    nodes = [start_node(ticking, account, name=f"node-{i}", options=SHORT) for i in range(2)]
+    await book.until_event(ids[2], "AssignNonce")
+    for _ in range(2):
+        owner = (await book.terms(account))[-1]["owner_node"]
+        known = len(await book.terms(account))
+        nodes[int(owner[-1])].signal(signal.SIGSTOP)
+
+        async def is_taken_over(known: int = known) -> bool:
+            return len(await book.terms(account)) > known
+
+        await eventually(is_taken_over)
+        nodes[int(owner[-1])].signal(signal.SIGCONT)
+    await book.until_states(account, within_s=60, CONFIRMED=200)
+    await check_all_mined_once(book, ticking, account, 200)
+
+
+# ---- between a statement and its COMMIT, by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Ledgers `a` and `b`; `a` holds the signer, and one request waits in its queue."""
+
+    a: PostgresLedger
+    b: PostgresLedger
+    signer: Signer
+    term: Term
+    write: LaneWrite
+
+    @asynccontextmanager
+    async def written_but_not_committed(self) -> AsyncIterator[Connection]:
+        """A connection of a's own, in a transaction that ran a's write."""
+        connection = await self.a._pool.acquire()
+        try:
+            await connection.execute("BEGIN")
+            arrays = lane_arrays([self.write], now_s=0)
+            (answer,) = await connection.fetch(sql("commit_lanes"), *arrays, "a")
+            assert (answer["lease_ok"], answer["applied"]) == (True, True)
+            yield connection
+        finally:
+            await self.a._pool.release(connection, timeout=5)
+
+    async def until_expired(self, book: Book) -> None:
+        async def is_expired() -> bool:
+            query = "SELECT expires_at < clock_timestamp() FROM signer_lease WHERE signer = $1"
+            return bool(await book.connection.fetchval(query, self.signer.address))
+
+        await eventually(is_expired)
+
+    async def until_b_has_it(self) -> Term:
+        for _ in range(100):
+            if terms := await self.b.acquire([self.signer]):
+                return terms[0]
+            await asyncio.sleep(0.02)
+        raise AssertionError("b never got the lease")
+
+
+@asynccontextmanager
+async def staged(dsn: str, client: Client, account: Account, *, lease_s: float) -> AsyncIterator[Stage]:
+    await client.ask(account, 1)
+    signer = client.signer(account)
+    # Time-outs of the connections follow from the lease, so the two may differ: a's lease is over before its time-outs.
+    async with (
+        open_ledger(dsn, node="a", lease_s=lease_s) as a,
+        open_ledger(dsn, node="b", lease_s=2.0) as b,
+    ):
+        (term,) = await a.acquire([signer])
+        (queued,) = await a.load_queue(signer, limit=1)
+        refused = managed.refused(queued, "for the sake of a write")
+        change = TxChange(queued, replace(refused.tx, journal_count=2), refused.entries)
+        yield Stage(a, b, signer, term, LaneWrite(term=term, changes=(change,)))
+
+
+async def test_a_take_over_passes_by_while_a_write_is_open_and_sees_it_once_it_is_committed(
+    dsn: str, by_hand: OwnChain, book: Book, client: Client
+) -> None:
+    account = by_hand.accounts[0]
+    async with staged(dsn, client, account, lease_s=3.0) as stage:
+        await book.connection.execute("UPDATE signer_lease SET expires_at = '-infinity'")
+        async with stage.written_but_not_committed() as connection:
+            assert await stage.b.acquire([stage.signer]) == []
+            await connection.execute("COMMIT")
+        later = await stage.until_b_has_it()
+        assert later.token > stage.term.token
+        assert (await stage.b.load(stage.signer, queue_limit=10)).queue == ()
+        assert not (await stage.a.commit(stage.write)).lease_ok
+    assert await book.states(account) == {"FAILED": 1}
+    await check_sealed(book)
+
+
+async def test_a_write_that_stays_open_is_cut_and_leaves_nothing_before_the_lease_could_move(
+    dsn: str, by_hand: OwnChain, book: Book, client: Client
+) -> None:
+    """A node stopped between statement and COMMIT: the server ends its transaction within a third of the lease."""
+    account = by_hand.accounts[0]
+    async with staged(dsn, client, account, lease_s=1.2) as stage:
+        async with stage.written_but_not_committed() as connection:
+            await stage.until_expired(book)
+            later = await stage.until_b_has_it()
+            with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+                await connection.execute("COMMIT")
+        assert later.token > stage.term.token
+        assert len((await stage.b.load(stage.signer, queue_limit=10)).queue) == 1
+        assert not (await stage.a.commit(stage.write)).lease_ok
+    assert await book.states(account) == {"QUEUED": 1}
+    assert await book.connection.fetchval("SELECT count(*) FROM journal WHERE node = 'a'") == 0
+    await check_sealed(book)
+
+
+async def test_a_write_that_meets_an_open_take_over_waits_for_it_and_is_refused(
+    dsn: str, by_hand: OwnChain, book: Book, client: Client
+) -> None:
+    account = by_hand.accounts[0]
+    async with staged(dsn, client, account, lease_s=3.0) as stage:
+        await book.connection.execute("UPDATE signer_lease SET expires_at = '-infinity'")
+        taking = await stage.b._pool.acquire()
+        try:
+            await taking.execute("BEGIN")
+            arguments = ([stage.signer.chain_id], [stage.signer.address], "b", stage.b._incarnation, 2.0, 0.0)
+            assert len(await taking.fetch(sql("lease_acquire"), *arguments)) == 1
+            writing = asyncio.create_task(stage.a.commit(stage.write))
+            await eventually(partial(_somebody_waits_for_a_lock, book))
+            await taking.execute("COMMIT")
+            assert not (await writing).lease_ok
+        finally:
+            await stage.b._pool.release(taking, timeout=5)
+    assert await book.states(account) == {"QUEUED": 1}
+
+
+async def _somebody_waits_for_a_lock(book: Book) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return bool(await book.connection.fetchval(query))
+
+
+async def test_renewing_and_releasing_with_an_old_token_do_nothing(
+    dsn: str, by_hand: OwnChain, book: Book, client: Client
+) -> None:
+    account = by_hand.accounts[0]
+    async with staged(dsn, client, account, lease_s=1.2) as stage:
+        await stage.until_expired(book)
+        later = await stage.until_b_has_it()
+        assert await stage.a.renew([stage.term]) == []
+        await stage.a.release([stage.term])
+        assert [term.token for term in await stage.b.renew([later])] == [later.token]
+        assert await stage.a.acquire([stage.signer]) == []
