@@ -1,14 +1,17 @@
-"""A reader of the journal misses nothing, though writers commit in another order than they began."""
+"""A reader of what ended misses nothing, though writers commit in another order than they began."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest_asyncio
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.adapters.postgres.journal import BEGINNING, Place, read_page
-from integration.stage import SIGNER, Stage, new_request, open_stage
+from fencepost.adapters.postgres.reader import PostgresReader
+from fencepost.application.read import BEGINNING, Place
+from fencepost.domain.managed import ManagedTx
+from integration.stage import SIGNER, Stage, open_stage
 
 
 @pytest_asyncio.fixture
@@ -17,18 +20,23 @@ async def on(dsn: str) -> AsyncIterator[Stage]:
         yield opened
 
 
-async def note(connection: Connection, event: str) -> None:
+@pytest_asyncio.fixture
+async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
+        yield PostgresReader(pool)
+
+
+async def end(connection: Connection, tx: ManagedTx) -> None:
     await connection.execute(
-        "INSERT INTO journal (chain_id, signer, event, detail) VALUES ($1, $2, $3, $4)",
+        "INSERT INTO journal (chain_id, signer, tx_id, event, state) VALUES ($1, $2, $3, 'Finish', 'CONFIRMED')",
         SIGNER.chain_id,
         SIGNER.address,
-        event,
-        '{"why": "test"}',
+        tx.tx_id,
     )
 
 
-class ReaderById:
-    """The reader that everybody writes first."""
+class ById:
+    """The reader that everybody writes first: it remembers the largest number it saw."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -36,89 +44,105 @@ class ReaderById:
 
     async def read(self) -> list[str]:
         rows = await self._connection.fetch(
-            "SELECT id, event FROM journal WHERE id > $1 ORDER BY id", self._last
+            "SELECT j.id, t.request_id FROM journal j JOIN managed_tx t USING (tx_id)"
+            " WHERE j.event = 'Finish' AND j.id > $1 ORDER BY j.id",
+            self._last,
         )
         self._last = max([self._last, *(row["id"] for row in rows)])
-        return [row["event"] for row in rows]
+        return [row["request_id"] for row in rows]
 
 
-class ReaderByPlace:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._after = BEGINNING
+class ByPlace:
+    """The product's reader, used as a caller would use it: go on from the last place."""
 
-    async def read(self) -> list[str]:
-        page = await read_page(self._connection, self._after, limit=100)
-        self._after = max([self._after, *(entry.place for entry in page)])
-        return [entry.event for entry in page]
+    def __init__(self, reader: PostgresReader, *, limit: int = 100) -> None:
+        self._reader = reader
+        self._limit = limit
+        self._after: Place = BEGINNING
+
+    async def read(self) -> list[str | None]:
+        page = await self._reader.completions(self._after, limit=self._limit)
+        if page:
+            self._after = page[-1].place
+        return [completion.request_id for completion in page]
 
 
-async def test_a_late_commit_is_skipped_by_number_and_not_by_place(on: Stage) -> None:
+async def test_a_late_commit_is_skipped_by_number_and_not_by_place(on: Stage, reader: PostgresReader) -> None:
+    began_first, committed_first = await on.request(1), await on.request(2)
     early, late = await on.connect(), await on.connect()
-    by_id, by_place = ReaderById(on.admin), ReaderByPlace(on.admin)
+    by_id, by_place = ById(on.admin), ByPlace(reader)
     transaction = late.transaction()
     await transaction.start()
-    await note(late, "began first")
-    await note(early, "committed first")
+    await end(late, began_first)
+    await end(early, committed_first)
     seen_by_id, seen_by_place = await by_id.read(), await by_place.read()
-    assert seen_by_place == []  # "committed first" is there, but something may still come before it
+    assert seen_by_place == []  # one is there, but another may still come before it
     await transaction.commit()
     seen_by_id += await by_id.read()
     seen_by_place += await by_place.read()
-    assert seen_by_id == ["committed first"], "the schedule no longer shows the flaw"
-    assert seen_by_place == ["began first", "committed first"]
+    assert seen_by_id == ["request-2"], "the schedule no longer shows the flaw"
+    assert seen_by_place == ["request-1", "request-2"]
     assert await by_place.read() == []
 
 
-async def test_the_number_may_be_taken_long_before_the_transaction_has_one(on: Stage) -> None:
-    """The later transaction has the smaller number: places still sort by transaction first."""
+async def test_an_older_transaction_comes_first_though_its_number_is_larger(
+    on: Stage, reader: PostgresReader
+) -> None:
+    first, second = await on.request(1), await on.request(2)
     one, two = await on.connect(), await on.connect()
-    by_place = ReaderByPlace(on.admin)
-    first, second = one.transaction(), two.transaction()
-    await first.start()
-    await second.start()
+    older, younger = one.transaction(), two.transaction()
+    await older.start()
+    await younger.start()
     await one.execute("SELECT pg_current_xact_id()")
-    await note(two, "second transaction, first number")
-    await note(one, "first transaction, second number")
-    await second.commit()
+    await end(two, second)
+    await end(one, first)
+    by_place = ByPlace(reader)
+    await younger.commit()
     seen = await by_place.read()
-    await first.commit()
+    await older.commit()
     seen += await by_place.read()
-    assert seen == ["first transaction, second number", "second transaction, first number"]
+    assert seen == ["request-1", "request-2"]
 
 
-async def test_what_is_rolled_back_is_never_read_and_holds_nobody_up_afterwards(on: Stage) -> None:
+async def test_what_is_rolled_back_is_never_read_and_holds_nobody_up_afterwards(
+    on: Stage, reader: PostgresReader
+) -> None:
+    never, always = await on.request(1), await on.request(2)
     undone = await on.connect()
     transaction = undone.transaction()
     await transaction.start()
-    await note(undone, "never")
-    await note(on.admin, "always")
+    await end(undone, never)
+    await end(on.admin, always)
     await transaction.rollback()
-    assert [entry.event for entry in await read_page(on.admin, limit=10)] == ["always"]
+    assert await ByPlace(reader).read() == ["request-2"]
 
 
-async def test_pages_follow_each_other_without_overlap(on: Stage) -> None:
+async def test_pages_of_one_transaction_follow_each_other_without_overlap(
+    on: Stage, reader: PostgresReader
+) -> None:
+    txs = [await on.request(number) for number in range(1, 6)]
     async with on.admin.transaction():
-        for number in range(5):
-            await note(on.admin, f"event {number}")
-    await note(on.admin, "event 5")
-    seen: list[str] = []
-    after: Place = BEGINNING
-    for _ in range(4):
-        page = await read_page(on.admin, after, limit=2)
-        seen += [entry.event for entry in page]
-        after = page[-1].place if page else after
-    assert seen == [f"event {number}" for number in range(6)]
+        for tx in txs[:4]:
+            await end(on.admin, tx)
+    await end(on.admin, txs[4])
+    by_place = ByPlace(reader, limit=2)
+    pages = [await by_place.read() for _ in range(4)]
+    assert pages == [["request-1", "request-2"], ["request-3", "request-4"], ["request-5"], []]
 
 
-async def test_an_entry_says_whose_it_is(on: Stage) -> None:
-    request = new_request(1)
-    await (await on.ledger(on.new)).accept([request])
-    (entry,) = await read_page(on.admin, limit=10)
-    assert (entry.signer, entry.tx_id, entry.event, entry.state) == (
-        SIGNER,
-        request.tx_id,
-        "Receive",
-        "QUEUED",
-    )
-    assert (entry.node, entry.token, entry.detail) == ("new", None, {})
+async def test_another_databases_transaction_does_not_make_it_skip(
+    on: Stage, reader: PostgresReader, empty_dsn: str
+) -> None:
+    """Transactions of the whole cluster count for what is certain; they delay the feed and never tear it."""
+    tx = await on.request(1)
+    elsewhere = await asyncpg.connect(empty_dsn)
+    by_place = ByPlace(reader)
+    try:
+        async with elsewhere.transaction():
+            await elsewhere.execute("SELECT pg_current_xact_id()")
+            await end(on.admin, tx)
+            seen = await by_place.read()
+        seen += await by_place.read()
+    finally:
+        await elsewhere.close()
+    assert seen == ["request-1"]

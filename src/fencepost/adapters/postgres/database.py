@@ -29,7 +29,15 @@ OLDEST_SERVER = 15
 TRANSACTION_TIMEOUT_SINCE = 17
 
 # What a connection attempt can end in, apart from success: each is told to a person in one line.
-CONNECT_ERRORS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.TimeoutError, ValueError)
+# (A port above 65535 is an OverflowError.)
+CONNECT_ERRORS = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncio.TimeoutError,
+    ValueError,
+    OverflowError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ async def open_pool(
             max_size=size,
             timeout=connect_timeout_s,
             init=prepare,
+            reset=_as_it_is,
             command_timeout=max(lease_duration_s, connect_timeout_s),
             server_settings={"application_name": application, "jit": "off"},
         )
@@ -94,6 +103,13 @@ async def open_pool(
         yield pool
     finally:
         await close_pool(pool)
+
+
+async def _as_it_is(_connection: Connection) -> None:
+    """Back in the pool, a connection keeps its time-outs: the driver's own reset would undo them (RESET ALL).
+
+    Nothing here changes a session after it was prepared, and the driver ends an open transaction in any case.
+    """
 
 
 async def close_pool(pool: Pool, within_s: float = 2.0) -> None:
@@ -132,7 +148,7 @@ def unusable(error: BaseException) -> DatabaseUnusable:
             hint = "nothing listens there: check host and port in database.dsn, or leave it empty for an embedded server"
         case OSError():
             hint = f"not reachable ({error.strerror or type(error).__name__}): check host and port in database.dsn"
-        case ValueError() | asyncpg.InterfaceError():
+        case ValueError() | OverflowError() | asyncpg.InterfaceError():
             hint = "database.dsn is not a PostgreSQL address (postgresql://user@host:5432/name)"
         case _:
             hint = f"{type(error).__name__}: {error}"

@@ -50,13 +50,14 @@ class GroupCommit(Generic[Item, Result]):
     async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
             results = await self._flush([item for item, _ in batch])
+            answered = list(zip(batch, results, strict=True))
         except BaseException as error:  # noqa: BLE001 - it is handed to every caller of the batch, none is swallowed
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                     future.exception()  # a caller that went away does not make it an unretrieved one
         else:
-            for (_, future), result in zip(batch, results, strict=True):
+            for (_, future), result in answered:
                 if not future.done():
                     future.set_result(result)
         finally:

@@ -1,0 +1,382 @@
+"""The pool: what is told to a person when it can't be had, and what every connection of it is held to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from fencepost.adapters.postgres import migrate
+from fencepost.adapters.postgres.database import (
+    TRANSACTION_TIMEOUT_SINCE,
+    Pool,
+    Timeouts,
+    close_pool,
+    identify,
+    open_pool,
+)
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.wakeups import CHANNEL, MOST_PENDING, Wakeups
+from fencepost.dev.postgres import EmbeddedPostgres
+from fencepost.domain.ids import Address, Signer
+from fencepost.errors import DatabaseUnusable
+from fencepost.runtime.clock import MonotonicClock
+from integration.stage import SIGNER, Stage, open_stage, until, write
+
+PATIENCE_S = 10.0
+PASSWORD = "hunter2-secret"
+
+
+@asynccontextmanager
+async def pool_of(
+    dsn: str, *, lease_duration_s: float = 30.0, connect_timeout_s: float = 5.0
+) -> AsyncIterator[Pool]:
+    async with open_pool(
+        dsn,
+        size=3,
+        connect_timeout_s=connect_timeout_s,
+        lease_duration_s=lease_duration_s,
+        application="fencepost-test",
+    ) as pool:
+        yield pool
+
+
+async def refusal(dsn: str, *, connect_timeout_s: float = 5.0) -> str:
+    with pytest.raises(DatabaseUnusable) as raised:
+        async with pool_of(dsn, connect_timeout_s=connect_timeout_s):
+            pass
+    message = str(raised.value)
+    assert PASSWORD not in message
+    assert "\n" not in message
+    return message
+
+
+def changed(
+    dsn: str, *, user: str | None = None, port: int | None = None, database: str | None = None
+) -> str:
+    parts = urlsplit(dsn)
+    name, _, password = parts.netloc.partition("@")[0].partition(":")
+    where = f"127.0.0.1:{port or parts.port}"
+    who = f"{user or name}:{password if user is None else PASSWORD}"
+    return urlunsplit(
+        parts._replace(netloc=f"{who}@{where}", path=f"/{database}" if database else parts.path)
+    )
+
+
+# ---- it can't be had
+
+
+async def test_a_wrong_password_is_named(postgres: EmbeddedPostgres) -> None:
+    assert "refuses this user or password" in await refusal(changed(postgres.tcp_dsn, user="fencepost"))
+
+
+async def test_an_unknown_user_is_named(postgres: EmbeddedPostgres) -> None:
+    assert "refuses this user or password" in await refusal(changed(postgres.tcp_dsn, user="nobody_we_know"))
+
+
+async def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
+    message = await refusal(changed(postgres.tcp_dsn, database="not_there"))
+    assert "does not exist: create it" in message
+
+
+async def test_a_port_where_nobody_listens_is_named(unused_tcp_port: int) -> None:
+    assert "nothing listens there" in await refusal(
+        f"postgresql://u:{PASSWORD}@127.0.0.1:{unused_tcp_port}/d"
+    )
+
+
+async def test_a_server_that_accepts_and_never_answers_is_given_up() -> None:
+    async with silent_server() as port:
+        dsn = f"postgresql://u:{PASSWORD}@127.0.0.1:{port}/d"
+        async with asyncio.timeout(PATIENCE_S):
+            assert "no answer in time" in await refusal(dsn, connect_timeout_s=0.3)
+            with pytest.raises(DatabaseUnusable, match="no answer in time"):
+                await migrate.apply(dsn, timeout_s=0.3)
+
+
+async def test_a_server_that_hangs_up_is_named() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        await refusal(f"postgresql://u:{PASSWORD}@127.0.0.1:{port}/d", connect_timeout_s=2.0)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "nonsense",
+        f"mysql://u:{PASSWORD}@127.0.0.1/d",
+        f"postgresql://u:{PASSWORD}@127.0.0.1:port/d",
+        f"postgresql://u:{PASSWORD}@127.0.0.1:99999/d",
+        f"postgresql://u:{PASSWORD}@[::1/d",
+        f"postgresql://u:{PASSWORD}@127.0.0.1/d?sslmode=perhaps",
+    ],
+)
+async def test_what_is_no_address_is_said_to_be_none(dsn: str) -> None:
+    assert "database.dsn" in await refusal(dsn)
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[int]:
+    released = asyncio.Event()
+
+    async def ignore(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await released.wait()
+        writer.close()
+
+    server = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    async with server:
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            released.set()
+
+
+# ---- what a connection is held to
+
+
+def test_time_outs_follow_the_lease_and_the_servers_age() -> None:
+    timeouts = Timeouts.for_lease(12.0)
+    assert timeouts == Timeouts(idle_in_transaction_ms=4000, transaction_ms=4000, lock_ms=3000)
+    assert "transaction_timeout" in timeouts.statements(TRANSACTION_TIMEOUT_SINCE)
+    assert "SET transaction_timeout" not in timeouts.statements(TRANSACTION_TIMEOUT_SINCE - 1)
+
+
+async def test_every_connection_has_its_time_outs_however_often_it_is_used(dsn: str) -> None:
+    async with pool_of(dsn, lease_duration_s=12.0) as pool:
+        for _ in range(3):  # each time the connection has been through the pool
+            async with pool.acquire() as connection:
+                shown = {
+                    name: await connection.fetchval(f"SHOW {name}")
+                    for name in (
+                        "idle_in_transaction_session_timeout",
+                        "lock_timeout",
+                        "transaction_timeout",
+                        "application_name",
+                        "transaction_isolation",
+                    )
+                }
+            assert shown == {
+                "idle_in_transaction_session_timeout": "4s",
+                "lock_timeout": "3s",
+                "transaction_timeout": "4s",
+                "application_name": "fencepost-test",
+                "transaction_isolation": "read committed",
+            }
+
+
+async def test_a_transaction_that_was_left_open_is_ended_by_the_pool(dsn: str) -> None:
+    async with pool_of(dsn) as pool:
+        async with pool.acquire() as connection:
+            await connection.execute("BEGIN")
+            await connection.execute("SELECT pg_current_xact_id()")
+        async with pool.acquire() as connection:
+            assert not connection.is_in_transaction()
+
+
+async def test_closing_does_not_wait_for_a_connection_that_hangs(dsn: str) -> None:
+    async with pool_of(dsn) as pool:
+        async with pool.acquire() as connection:
+            hanging = asyncio.get_running_loop().create_task(connection.fetchval("SELECT pg_sleep(30)"))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(PATIENCE_S):
+                await close_pool(pool, within_s=0.1)
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+            await hanging
+
+
+async def test_a_server_says_who_it_is(dsn: str) -> None:
+    async with pool_of(dsn) as pool, pool.acquire() as connection:
+        one, two = await identify(connection), await identify(connection)
+    assert one == two
+    assert (one.system_id > 0, one.timeline) == (True, 1)
+
+
+async def test_an_ordinary_user_has_all_the_rights_that_are_needed(postgres: EmbeddedPostgres) -> None:
+    """No superuser: the owner of a database, and nothing more."""
+    name = f"plain_{uuid4().hex[:12]}"
+    admin = await asyncpg.connect(postgres.dsn)
+    try:
+        await admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
+        await admin.execute(f"CREATE DATABASE {name} OWNER {name}")
+        dsn = changed(postgres.tcp_dsn, user=name, database=name)
+        await migrate.apply(dsn)
+        async with pool_of(dsn) as pool:
+            async with pool.acquire() as connection:
+                assert (await identify(connection)).timeline == 1
+            assert len(await ledger_on(pool).acquire([SIGNER])) == 1
+    finally:
+        await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await admin.execute(f"DROP ROLE IF EXISTS {name}")
+        await admin.close()
+
+
+def ledger_on(pool: Pool) -> PostgresLedger:
+    return PostgresLedger(
+        pool,
+        clock=MonotonicClock(),
+        node="test",
+        incarnation=uuid4(),
+        lease_duration_s=30.0,
+        skew_allowance_s=0.0,
+    )
+
+
+@pytest_asyncio.fixture
+async def on(dsn: str) -> AsyncIterator[Stage]:
+    async with open_stage(dsn) as opened:
+        yield opened
+
+
+async def test_a_holder_that_is_paused_inside_a_transaction_can_not_keep_the_lease(on: Stage) -> None:
+    tx = await on.request()
+    old = await on.acquire(on.old)
+    await on.expire()
+    async with pool_of(on.dsn, lease_duration_s=0.9) as pool, pool.acquire() as paused:
+        transaction = paused.transaction()
+        await transaction.start()
+        assert await write(paused, old, tx)
+        ledger = await on.ledger(on.new)
+        assert await ledger.acquire([SIGNER]) == []  # it is passed over while the write is open
+
+        async def taken_over() -> bool:
+            return bool(await ledger.acquire([SIGNER]))
+
+        await until(taken_over)
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await transaction.commit()
+    rows = await on.rows()
+    assert [(row[1], row[2]) for row in rows] == [("QUEUED", None)]
+    assert await on.late_writes() == 0
+
+
+async def test_a_lock_is_not_waited_for_longer_than_the_lease_allows(on: Stage) -> None:
+    await on.acquire(on.old)
+    blocker = await on.connect()
+    async with blocker.transaction():
+        await blocker.execute("SELECT 1 FROM signer_lease FOR UPDATE")
+        async with pool_of(on.dsn, lease_duration_s=0.8) as pool:
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await pool.execute("UPDATE signer_lease SET expires_at = clock_timestamp()")
+
+
+# ---- hints
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[Signer] = []
+        self._more = asyncio.Event()
+
+    def __call__(self, signer: Signer) -> None:
+        self.heard.append(signer)
+        self._more.set()
+
+    async def hears(self, signer: Signer) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while signer not in self.heard:
+                self._more.clear()
+                await self._more.wait()
+
+
+@asynccontextmanager
+async def wakeups_of(dsn: str, on_hint: Callable[[Signer], None]) -> AsyncIterator[Wakeups]:
+    async with pool_of(dsn) as pool:
+        wakeups = Wakeups(pool, dsn, on_hint=on_hint)
+        running = asyncio.get_running_loop().create_task(wakeups.run())
+        try:
+            yield wakeups
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def listeners(on: Stage) -> set[int]:
+    found = await on.admin.fetch(
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+        " AND state = 'idle'"
+    )
+    return {row["pid"] for row in found}
+
+
+def other_signer(number: int) -> Signer:
+    return Signer(SIGNER.chain_id, Address(f"0x{number:040x}"))
+
+
+async def test_a_hint_reaches_this_process_at_once_and_another_one_soon(on: Stage) -> None:
+    here, there = Listener(), Listener()
+    async with wakeups_of(on.dsn, here) as wakeups, wakeups_of(on.dsn, there):
+
+        async def both_listen() -> bool:
+            return len(await listeners(on)) == 2
+
+        await until(both_listen)
+        wakeups.hint(SIGNER)
+        assert here.heard == [SIGNER]
+        await there.hears(SIGNER)
+
+
+async def test_many_hints_at_once_all_arrive(on: Stage) -> None:
+    here, there = Listener(), Listener()
+    signers = [other_signer(number) for number in range(250)]  # more than one notification can carry
+    async with wakeups_of(on.dsn, here) as wakeups, wakeups_of(on.dsn, there):
+
+        async def both_listen() -> bool:
+            return len(await listeners(on)) == 2
+
+        await until(both_listen)
+        for signer in signers:
+            wakeups.hint(signer)
+        await there.hears(signers[-1])
+        assert set(there.heard) == set(signers)
+
+
+async def test_hints_come_again_after_the_listening_connection_was_cut(on: Stage) -> None:
+    heard = Listener()
+    async with wakeups_of(on.dsn, heard) as wakeups:
+
+        async def listens() -> bool:
+            return len(await listeners(on)) == 1
+
+        await until(listens)
+        (before,) = await listeners(on)
+        await on.admin.execute("SELECT pg_terminate_backend($1)", before)
+
+        async def listens_again() -> bool:
+            return bool(await listeners(on) - {before})
+
+        await until(listens_again)
+        await on.admin.execute("SELECT pg_notify($1, $2)", CHANNEL, str(other_signer(1)))
+        await heard.hears(other_signer(1))
+        wakeups.hint(SIGNER)  # and sending goes on as well
+        assert SIGNER in heard.heard
+
+
+async def test_words_that_are_no_signer_are_passed_over(on: Stage) -> None:
+    heard = Listener()
+    async with wakeups_of(on.dsn, heard):
+
+        async def listens() -> bool:
+            return len(await listeners(on)) == 1
+
+        await until(listens)
+        await on.admin.execute("SELECT pg_notify($1, $2)", CHANNEL, f"x :: nonsense:0x {other_signer(1)}")
+        await heard.hears(other_signer(1))
+        assert heard.heard == [other_signer(1)]
+
+
+async def test_hints_that_nobody_fetches_do_not_pile_up_without_bound(dsn: str) -> None:
+    async with pool_of(dsn) as pool:
+        wakeups = Wakeups(pool, dsn, on_hint=lambda _: None)
+        for number in range(MOST_PENDING + 100):
+            wakeups.hint(other_signer(number))
+        assert len(wakeups._pending) == MOST_PENDING
