@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -151,7 +152,7 @@ async def test_a_replacement_refused_with_two_attempts_outbids_our_own(bench: Be
     assert not node.lane.is_protected
     attempts = bench.tx(tx_id).attempts
     assert len(attempts) == 3
-    for older, newer in zip(attempts, attempts[1:], strict=False):
+    for older, newer in pairwise(attempts):
         assert newer.fees.fee_cap_wei * 10 >= older.fees.fee_cap_wei * 11
         assert newer.fees.tip_wei * 10 >= older.fees.tip_wei * 11
     assert bench.chain.pool == {attempts[2].signed.hash}

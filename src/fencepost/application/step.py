@@ -20,6 +20,8 @@ async def step(lane: Lane) -> float | None:
         await reconcile(lane)
     if lane.commands_may_wait:
         await intervene(lane)
+        if not lane.reconciled:  # a person let it go on: what the chain says is read before anything goes out
+            await reconcile(lane)
     if lane.forked_at is not None:
         await reopen_undone(lane)
     await track(lane)
