@@ -14,12 +14,14 @@ import pytest_asyncio
 
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import (
+    OLDEST_SERVER,
     TRANSACTION_TIMEOUT_SINCE,
     Pool,
     Timeouts,
     close_pool,
     identify,
     open_pool,
+    require_supported,
 )
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.wakeups import CHANNEL, MOST_PENDING, Wakeups
@@ -123,6 +125,12 @@ async def test_a_server_that_hangs_up_is_named() -> None:
 )
 async def test_what_is_no_address_is_said_to_be_none(dsn: str) -> None:
     assert "database.dsn" in await refusal(dsn)
+
+
+def test_a_server_that_is_too_old_is_named() -> None:
+    require_supported(OLDEST_SERVER)
+    with pytest.raises(DatabaseUnusable, match=f"PostgreSQL {OLDEST_SERVER - 1} is too old"):
+        require_supported(OLDEST_SERVER - 1)
 
 
 @asynccontextmanager

@@ -80,8 +80,7 @@ async def open_pool(
 
     async def prepare(connection: Connection) -> None:
         major = connection.get_server_version().major
-        if major < OLDEST_SERVER:
-            raise DatabaseUnusable(f"PostgreSQL {major} is too old: {OLDEST_SERVER} or later is needed")
+        require_supported(major)
         await connection.execute(timeouts.statements(major))
         if await connection.fetchval("SELECT pg_is_in_recovery()"):
             raise DatabaseUnusable("the server is a read-only replica: give the DSN of the primary")
@@ -103,6 +102,11 @@ async def open_pool(
         yield pool
     finally:
         await close_pool(pool)
+
+
+def require_supported(server_major: int) -> None:
+    if server_major < OLDEST_SERVER:
+        raise DatabaseUnusable(f"PostgreSQL {server_major} is too old: {OLDEST_SERVER} or later is needed")
 
 
 async def _as_it_is(_connection: Connection) -> None:

@@ -15,12 +15,19 @@ from importlib import resources
 
 import asyncpg
 
-from fencepost.adapters.postgres.database import CONNECT_ERRORS, OLDEST_SERVER, Connection, unusable
+from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection, require_supported, unusable
 from fencepost.errors import DatabaseUnusable, MigrationError
 
 # One lock for all programs of this kind on one database.
 LOCK_KEY = 0x66656E6365  # "fence"
 LOCK_WAIT_S = 60
+
+_CUT_OFF = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InterfaceError,
+    OSError,
+)
 
 _FILE_NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 
@@ -85,6 +92,10 @@ async def apply(
         raise MigrationError(
             f"another node has been migrating for more than {LOCK_WAIT_S} s; try again"
         ) from error
+    except _CUT_OFF as error:
+        raise MigrationError(
+            "the connection broke while migrating; each migration is whole or not there: try again"
+        ) from error
     finally:
         await connection.close()  # which also lets go of the lock
     return missing
@@ -106,10 +117,11 @@ async def _connect(dsn: str, timeout_s: float) -> asyncpg.Connection[asyncpg.Rec
         connection = await asyncpg.connect(dsn, timeout=timeout_s)
     except CONNECT_ERRORS as error:
         raise unusable(error) from error
-    major = connection.get_server_version().major
-    if major < OLDEST_SERVER:
+    try:
+        require_supported(connection.get_server_version().major)
+    except DatabaseUnusable:
         await connection.close()
-        raise DatabaseUnusable(f"PostgreSQL {major} is too old: {OLDEST_SERVER} or later is needed")
+        raise
     return connection
 
 
@@ -144,7 +156,7 @@ async def _apply_one(connection: Connection, migration: Migration) -> None:
                 migration.name,
                 migration.checksum,
             )
-    except asyncpg.InsufficientPrivilegeError:
+    except (asyncpg.InsufficientPrivilegeError, *_CUT_OFF):
         raise
     except asyncpg.PostgresError as error:
         raise MigrationError(f"migration {migration.number:04}_{migration.name} failed: {error}") from error

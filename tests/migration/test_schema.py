@@ -1,0 +1,103 @@
+"""What the migrations add up to, written down in `schema.txt`: a change of the schema is seen in review.
+
+FENCEPOST_UPDATE_SCHEMA=1 ./dev test tests/migration/test_schema.py     writes the file anew
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import asyncpg
+
+from fencepost.adapters.postgres import migrate
+from fencepost.adapters.postgres.database import Connection
+from fencepost.domain.states import TRANSITIONS
+
+RECORDED = Path(__file__).with_name("schema.txt")
+
+_TABLES = """
+SELECT c.relname AS name, array_to_string(c.reloptions, ', ') AS options
+  FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'p')
+ ORDER BY c.relname
+"""
+
+_COLUMNS = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS is_required,
+       pg_get_expr(d.adbin, d.adrelid) AS value, a.attidentity::text AS identity
+  FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum
+"""
+
+# From PostgreSQL 18 on, NOT NULL is a constraint with a name; it stands with the column here.
+_CONSTRAINTS = """
+SELECT conname AS name, pg_get_constraintdef(oid) AS definition
+  FROM pg_constraint WHERE conrelid = $1::text::regclass AND contype <> 'n'
+ ORDER BY conname
+"""
+
+_INDEXES = """
+SELECT pg_get_indexdef(i.indexrelid) AS definition
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+ WHERE i.indrelid = $1::text::regclass AND NOT EXISTS (SELECT 1 FROM pg_constraint k WHERE k.conindid = i.indexrelid)
+ ORDER BY c.relname
+"""
+
+_OTHERS = """
+SELECT p.proname AS name FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace
+ UNION ALL
+SELECT t.tgname FROM pg_trigger t WHERE NOT t.tgisinternal
+ ORDER BY name
+"""
+
+
+async def described(connection: Connection) -> str:
+    lines: list[str] = []
+    for table in await connection.fetch(_TABLES):
+        lines += [f"table {table['name']}" + (f" with ({table['options']})" if table["options"] else "")]
+        for column in await connection.fetch(_COLUMNS, table["name"]):
+            words = [
+                f"  {column['name']} {column['type']}",
+                "not null" if column["is_required"] else "",
+                {"a": "identity always", "d": "identity by default"}.get(column["identity"], ""),
+                f"default {column['value']}" if column["value"] else "",
+            ]
+            lines.append(" ".join(word for word in words if word))
+        lines += [
+            f"  constraint {row['name']}: {row['definition']}"
+            for row in await connection.fetch(_CONSTRAINTS, table["name"])
+        ]
+        lines += [f"  {row['definition']}" for row in await connection.fetch(_INDEXES, table["name"])]
+        lines.append("")
+    lines += [f"function or trigger {row['name']}" for row in await connection.fetch(_OTHERS)]
+    return "\n".join(lines)
+
+
+async def schema_of(dsn: str) -> str:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await described(connection)
+    finally:
+        await connection.close()
+
+
+async def test_the_migrations_add_up_to_what_is_written_down(empty_dsn_of_each: str) -> None:
+    await migrate.apply(empty_dsn_of_each)
+    schema = await schema_of(empty_dsn_of_each)
+    if os.environ.get("FENCEPOST_UPDATE_SCHEMA") == "1":
+        RECORDED.write_text(schema, encoding="utf-8")
+    assert schema == RECORDED.read_text(encoding="utf-8"), (
+        "see the head of this file for how to write it anew"
+    )
+
+
+async def test_the_database_allows_the_steps_of_the_domain_and_no_others(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch("SELECT old_state, new_state FROM state_transition")
+    finally:
+        await connection.close()
+    assert {(row["old_state"], row["new_state"]) for row in rows} == {
+        (old.value, new.value) for old, new in TRANSITIONS
+    }
