@@ -18,6 +18,7 @@ FencepostError
 │       └── InsufficientFunds   the account can't pay for the call
 ├── WouldRevert           a dry run says that the transaction reverts
 ├── SigningError          the key port could not sign
+├── Overloaded            too much waits already: the same call may succeed later
 ├── Fenced                this term is over: stop the lane, write nothing more
 └── NotLeader             another node holds the signer's lease
 
@@ -109,6 +110,14 @@ class WouldRevert(FencepostError):
 
 class SigningError(FencepostError):
     code = "signing"
+
+
+class Overloaded(FencepostError):
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Fenced(FencepostError):
