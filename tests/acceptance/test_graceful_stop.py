@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
-from fix_core import Book, Client, OwnChain, StartNode, check_all_mined_once, eventually, open_fencepost
+from fix_core import (
+    Book,
+    Client,
+    OwnChain,
+    StartNode,
+    check_all_mined_once,
+    check_sealed,
+    eventually,
+    open_fencepost,
+)
 
 LONG_LEASE = {
     "lease.duration": "60s",
@@ -49,3 +59,19 @@ async def test_a_node_that_stops_in_mid_work_leaves_nothing_half_done(
     async with open_fencepost(dsn, ticking, account, options=LONG_LEASE):
         await book.until_states(account, CONFIRMED=24)
     await check_all_mined_once(book, ticking, account, 24)
+
+
+async def test_no_lease_is_left_behind_whenever_a_node_stops(
+    dsn: str, ticking: OwnChain, book: Book, client: Client
+) -> None:
+    """Also while it is about to acquire one: each turn stops it a little later after its start."""
+    account = ticking.accounts[0]
+    await client.ask(account, 40)
+    for turn in range(24):
+        async with open_fencepost(dsn, ticking, account, options=LONG_LEASE):
+            await asyncio.sleep(turn * 0.0015)
+        held = await book.connection.fetchval(
+            "SELECT count(*) FROM signer_lease WHERE expires_at > clock_timestamp()"
+        )
+        assert held == 0, turn
+    await check_sealed(book)

@@ -64,6 +64,7 @@ class Node:
     _not_before_s: dict[Signer, float] = field(default_factory=dict)  # given up here for a while
     _to_release: list[Term] = field(default_factory=list)
     _seek: asyncio.Event = field(default_factory=asyncio.Event)
+    _seeking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -101,7 +102,10 @@ class Node:
             await self._seek.wait()
             if not self._stopping:
                 await asyncio.sleep(0.01)
-        terms = self.lanes.terms()
+        with suppress(TimeoutError):  # a database that hangs keeps its leases until they run out
+            async with asyncio.timeout(STOP_STEP_WITHIN_S), self._seeking:
+                pass  # whatever was being acquired has its lane now, and goes back with the others
+        terms = [*self.lanes.terms(), *self._to_release]
         for term in terms:
             self.lanes.drop(term.signer)
         await self.lanes.quiesce(STOP_STEP_WITHIN_S)
@@ -163,6 +167,10 @@ class Node:
 
     async def seek_once(self) -> int:
         """How many signers were acquired."""
+        async with self._seeking:
+            return 0 if self._stopping else await self._sought()
+
+    async def _sought(self) -> int:
         if self._to_release:
             given_up, self._to_release = self._to_release, []
             await self.ledger.release(given_up)
