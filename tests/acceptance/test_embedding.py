@@ -108,6 +108,27 @@ async def test_a_handler_gets_a_nonce_and_its_transaction_is_mined(
     await check_sealed(book)
 
 
+async def test_a_handler_at_a_node_that_does_not_hold_the_signer_costs_no_nonce(
+    dsn: str, ticking: OwnChain, book: Book
+) -> None:
+    """The holder can't ask a function of another process: the request is cancelled before it has a nonce."""
+    account = ticking.accounts[0]
+
+    async def handler(context: NonceContext) -> UnsignedTx:
+        return transfer(context)
+
+    async with open_fencepost(dsn, ticking, account) as holder:
+        await holder.wait_for(await holder.create(signer=account.address, to=SINK, value_wei=1))
+        async with open_fencepost(dsn, ticking, account) as other:
+            ended = await other.wait_for(await other.with_nonce(account.address, handler))
+        behind = await holder.wait_for(await holder.create(signer=account.address, to=SINK, value_wei=2))
+    assert ended is not None
+    assert behind is not None
+    assert (ended.state, ended.nonce, ended.error) == ("CANCELLED", None, "its handler is gone")
+    assert (behind.state, behind.nonce) == ("CONFIRMED", 1)
+    await check_sealed(book)
+
+
 async def failing(_: NonceContext) -> UnsignedTx:
     raise RuntimeError("the shop is closed")
 

@@ -271,3 +271,24 @@ async def test_many_in_flight_are_dropped_together_and_go_out_in_order(
         await by_hand.mine(REQUIRED + 1)
         await book.until_states(account, CONFIRMED=3)
     await check_all_mined_once(book, by_hand, account, 3)
+
+
+async def test_a_deep_reorg_wakes_signers_that_nobody_holds_any_more(
+    dsn: str, by_hand: OwnChain, book: Book
+) -> None:
+    """Everything had ended and the lease had gone back: the transaction is opened again all the same."""
+    account = by_hand.accounts[0]
+    async with open_fencepost(
+        dsn, by_hand, account, options=OPTIONS | {"lease.idle_release": "100ms"}
+    ) as fencepost:
+        tx = await mined_at(fencepost, by_hand, account, depth=REQUIRED + 1)
+
+        async def is_let_go() -> bool:
+            return len(fencepost.running.node.lanes) == 0
+
+        await eventually(is_let_go)
+        await by_hand.reorg(REQUIRED + 1)
+        await book.until_event(tx.tx_id, "SendResult", times=2)
+        await by_hand.mine(REQUIRED + 1)
+        await book.until_states(account, CONFIRMED=1)
+    await check_all_mined_once(book, by_hand, account, 1)
