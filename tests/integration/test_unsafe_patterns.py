@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.step import step
+from fencepost.domain.ids import Address, Signer
 from integration import lanes_on_stage as lanes
 from integration import mutants, schedules, stage
 from integration.stage import SIGNER, Owner, Stage, open_stage
@@ -245,6 +246,15 @@ async def test_a_token_is_above_what_is_stored_and_above_what_an_older_timeline_
 async def test_only_one_of_many_gets_a_free_lease(on: Stage) -> None:
     terms = [await (await on.ledger(Owner(f"node {i}"))).acquire([SIGNER]) for i in range(3)]
     assert [len(term) for term in terms] == [1, 0, 0]
+
+
+async def test_lease_rows_are_made_in_one_order_whatever_the_order_of_asking(on: Stage) -> None:
+    """Two nodes that made the same rows in opposite orders would be each other's deadlock."""
+    signers = [Signer(chain_id, Address(f"0x{number:040x}")) for chain_id in (1, 2) for number in range(20)]
+    keys = [signer.chain_id for signer in signers[::-1]], [signer.address for signer in signers[::-1]]
+    await on.admin.execute(sql("lease_insert_missing"), *keys)
+    rows = await on.admin.fetch("SELECT chain_id, signer FROM signer_lease ORDER BY ctid")
+    assert [Signer(row["chain_id"], row["signer"]) for row in rows] == signers
 
 
 async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> None:

@@ -1,9 +1,11 @@
 -- name: lease_insert_missing
 -- Makes sure that a signer has its one lease row; rows are never deleted.
 -- unfenced: a new row grants nothing to anybody
+-- In one order for all: two nodes that meet the same new signers wait for each other one way only.
 INSERT INTO signer_lease (chain_id, signer, owner_node, incarnation, fencing_token, acquired_at, expires_at)
 SELECT w.chain_id, w.signer, '', '00000000-0000-0000-0000-000000000000', 0, clock_timestamp(), '-infinity'
   FROM unnest($1::bigint[], $2::text[]) AS w (chain_id, signer)
+ ORDER BY w.chain_id, w.signer
     ON CONFLICT DO NOTHING
 
 -- name: lease_acquire
