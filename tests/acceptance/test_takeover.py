@@ -19,8 +19,10 @@ from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain import managed
 from fencepost.domain.ids import Signer
-from fencepost.domain.lease import Term
+from fencepost.domain.lease import TRUSTED_SHARE, Term
+from fencepost.runtime.clock import MonotonicClock
 from fix_core import (
+    SINK,
     Account,
     Book,
     Client,
@@ -235,3 +237,33 @@ async def test_renewing_and_releasing_with_an_old_token_do_nothing(
         await stage.a.release([stage.term])
         assert [term.token for term in await stage.b.renew([later])] == [later.token]
         assert await stage.a.acquire([stage.signer]) == []
+
+
+async def test_a_lane_that_stopped_for_want_of_trust_goes_on_with_a_renewal_that_was_under_way(
+    dsn: str, at_once: OwnChain
+) -> None:
+    """The renewal set out while the lease was trusted, the lane looked when it was not any more."""
+    account = at_once.accounts[0]
+    options = {"lease.duration": "60s", "lease.renew_interval": "25s", "confirmations.required": "0"}
+    async with open_fencepost(dsn, at_once, account, options=options) as fencepost:
+        await fencepost.wait_for(await fencepost.create(signer=account.address, to=SINK, value_wei=1))
+        lanes, clock = fencepost.running.node.lanes, MonotonicClock()
+        lane = lanes.get(fencepost.signer(account.address))
+        assert lane is not None
+        set_out_s = clock.now_s()
+        lane.term = lane.term.renewed(set_out_s - 60 * TRUSTED_SHARE + 0.2)
+
+        async def is_untrusted() -> bool:
+            return not lane.term.is_trusted(clock.now_s())
+
+        await eventually(is_untrusted)
+        tx_id = await fencepost.create(signer=account.address, to=SINK, value_wei=2)
+
+        async def waits() -> bool:
+            return lanes._slots[lane.signer].waits_for_trust
+
+        await eventually(waits)
+        lanes.renewed(lane.term.renewed(set_out_s))
+        ended = await fencepost.wait_for(tx_id, timeout_s=10)
+    assert ended is not None
+    assert ended.state == "CONFIRMED"
