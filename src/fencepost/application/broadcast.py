@@ -65,7 +65,12 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
             )
         )
         lane.observer.note(
-            "sent", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token, result=result.category.value
+            "sent",
+            signer=lane.signer,
+            tx=str(tx.tx_id),
+            token=lane.term.token,
+            result=result.category.value,
+            again=tx.latest.sent_count > 0,
         )
     stored = await lane.commit(changes, op="send_result")
     for tx, action, result in zip(stored, actions, results, strict=True):

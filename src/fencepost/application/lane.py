@@ -27,6 +27,7 @@ from fencepost.application.ports import (
     LaneState,
     LaneWrite,
     Ledger,
+    Move,
     Observer,
     TxChange,
 )
@@ -197,7 +198,24 @@ class Lane:
         self.observer.note(
             "wrote", op=op, signer=self.signer, token=self.term.token, txs=[str(tx.tx_id) for tx in stored]
         )
+        self._note_moves(changes)
         return stored
+
+    def _note_moves(self, changes: Sequence[TxChange]) -> None:
+        now_s = self.clock.now_s()
+        moves = [
+            Move(
+                tx_id=str(change.before.tx_id),
+                before=change.before.state,
+                after=change.after.state,
+                at_s=now_s,
+                since_s=change.before.received_s if change.before.state is State.QUEUED else None,
+            )
+            for change in changes
+            if change.before.state is not change.after.state
+        ]
+        if moves:
+            self.observer.note("moved", signer=self.signer, moves=moves)
 
     def _remember(self, tx: ManagedTx) -> None:
         if tx.state is State.QUEUED:

@@ -16,7 +16,7 @@ from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, Kind, ManagedTx
 from fencepost.domain.send import SendResult
-from fencepost.domain.states import CursorState
+from fencepost.domain.states import CursorState, State
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 
 BlockTag = Literal["latest", "pending", "safe", "finalized"]
@@ -109,6 +109,17 @@ class Observer(Protocol):
     """What is counted and logged: `event` with signer, node, token and whatever else tells the story."""
 
     def note(self, event: str, /, **fields: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A transaction that changed its state, as observers hear it ("moved"). `since_s`: in the old one since then."""
+
+    tx_id: str
+    before: State
+    after: State
+    at_s: float
+    since_s: float | None = None
 
 
 # ---- the ledger

@@ -31,6 +31,7 @@ async def track(lane: Lane) -> int:
             moved += await look_up(lane, wanted)
         except RpcError:
             lane.must_look_up = True  # nobody answered: the next round asks again
+            lane.observer.note("receipts_failed", signer=lane.signer)
             raise
         moved += await _confirm(lane)
     return moved
@@ -128,7 +129,7 @@ async def _confirm(lane: Lane) -> int:
         if now.standing is Standing.ORPHANED:
             changes.append(lane.change(tx, partial(managed.orphaned, due_s=lane.clock.now_s())))
             orphans.append(tx)
-            lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id))
+            lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token)
         elif now.is_final and tx.state is State.TRACKING:
             reason = (
                 None
@@ -141,7 +142,7 @@ async def _confirm(lane: Lane) -> int:
         elif now.standing is Standing.CANONICAL and now.blocks != tx.confirmations:
             changes.append(lane.change(tx, partial(managed.confirmed_further, confirmations=now)))
             if now.new_fork:
-                lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id))
+                lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token)
     if not changes:
         return 0
     stored = await lane.commit(changes, op="confirm")

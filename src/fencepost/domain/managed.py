@@ -99,6 +99,7 @@ class ManagedTx:
     last_submit_s: float | None = None
     resubmit_due_s: float | None = None
     valid_until_s: float | None = None
+    received_s: float | None = None  # when it was accepted, as far as this was asked for
 
     @property
     def is_terminal(self) -> bool:

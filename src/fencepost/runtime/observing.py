@@ -1,4 +1,8 @@
-"""What a node counts and logs. Critical writes are logged with signer, transaction, node and token."""
+"""What a node counts and logs. Critical writes are logged with signer, transaction, node and token.
+
+Every event goes to three places: a plain count (for whoever embeds a node), the metrics, and the log. What happens for
+every transaction is logged at debug; what a person should see stands at its own level below.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
+
+from fencepost.runtime.metrics import Metrics
 
 _log = logging.getLogger("fencepost.events")
 
@@ -21,17 +27,25 @@ _LEVELS = {
     "unfunded": logging.WARNING,
     "handler_failed": logging.WARNING,
     "acquired": logging.INFO,
+    "handed_over": logging.INFO,
+    "duplicate_node": logging.ERROR,
+    "history_changed": logging.ERROR,
 }
+
+# For the figures alone: "wrote" tells the same story in the log, and a step is no news.
+_NOT_LOGGED = frozenset({"moved", "waited"})
 
 
 @dataclass(slots=True)
 class NodeObserver:
     node: str
+    metrics: Metrics = field(default_factory=lambda: Metrics(signer_labels=False))
     on_changed: Callable[[Iterable[UUID]], None] = lambda _: None
     counts: Counter[str] = field(default_factory=Counter)
 
     def note(self, event: str, /, **fields: object) -> None:
         self.counts[event] += 1
+        self.metrics.note(event, fields)
         if event == "sent":
             self.counts[f"sent:{fields['result']}"] += 1
         if event == "wrote":
@@ -39,5 +53,5 @@ class NodeObserver:
             assert isinstance(txs, list)  # noqa: S101 - `Lane.commit` is the only source
             self.on_changed(UUID(tx) for tx in txs)
         level = _LEVELS.get(event, logging.DEBUG)
-        if _log.isEnabledFor(level):
+        if event not in _NOT_LOGGED and _log.isEnabledFor(level):
             _log.log(level, event, extra={"fields": {"node": self.node, **fields}})

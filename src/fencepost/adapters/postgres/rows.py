@@ -64,6 +64,7 @@ def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> Manage
         last_submit_s=None if row["submitted_ago_s"] is None else now_s - row["submitted_ago_s"],
         resubmit_due_s=None if row["resubmit_in_s"] is None else now_s + row["resubmit_in_s"],
         valid_until_s=None if row["valid_for_s"] is None else now_s + row["valid_for_s"],
+        received_s=None if (ago_s := row.get("received_ago_s")) is None else now_s - ago_s,
     )
 
 

@@ -15,7 +15,8 @@ SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS 
 -- name: load_queue
 -- A signer's oldest requests without a nonce, by arrival.
 SELECT t.*, NULL::float8 AS submitted_ago_s, NULL::float8 AS resubmit_in_s,
-       extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s
+       extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s,
+       extract(epoch FROM clock_timestamp() - t.created_at)::float8 AS received_ago_s
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.state = 'QUEUED'
    AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')

@@ -1,0 +1,226 @@
+"""The figures of one node, for Prometheus. A registry of its own: two nodes in one process don't mix their figures.
+
+Counters and histograms are fed by what the node notes (`NodeObserver` hands every event on) and by the RPC client;
+gauges are asked when somebody looks (`render`), or were sampled from the database shortly before. `tx_state` is the
+database's view, the same from every node: take the maximum over nodes, not the sum. Labels have few values each; the
+signer is one only if the settings say so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from fencepost.application.ports import Move
+from fencepost.domain.ids import Signer
+from fencepost.domain.states import LIVE, TERMINAL, State
+
+# Transactions whose last change of state is remembered, to tell how long a stage took.
+MOST_REMEMBERED = 100_000
+
+_STAGE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_WAIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_RPC_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_HANDOVER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
+
+_STAGES: dict[tuple[State, State], str] = {
+    (State.QUEUED, State.ALLOCATED): "queued_to_allocated",
+    (State.ALLOCATED, State.SUBMITTED): "allocated_to_submitted",
+    (State.SUBMITTED, State.TRACKING): "submitted_to_mined",
+    **{(State.TRACKING, end): "mined_to_confirmed" for end in TERMINAL},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    used: int
+    idle: int
+    most: int
+
+
+class Metrics:
+    def __init__(self, *, signer_labels: bool) -> None:
+        self.registry = CollectorRegistry()
+        self._signers = ("signer",) if signer_labels else ()
+        self._since: OrderedDict[str, tuple[State, float]] = OrderedDict()
+        self._seen_signers: set[str] = set()
+        self._leases()
+        self._transactions()
+        self._work()
+        self._surroundings()
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "acquire": self._on_acquire,
+            "renew": self._on_renew,
+            "fenced": lambda noted: self._count(self.lease_fenced, noted, op=noted["op"]),
+            "handed_over": lambda noted: self.lease_handover_seconds.observe(noted["seconds"]),
+            "sent": self._on_sent,
+            "receipts": self._on_receipts,
+            "receipts_failed": lambda noted: self._count(self.receipt_check, noted, result="error"),
+            "new_fork": lambda noted: self._count(self.confirmations_new_fork, noted),
+            "moved": self._on_moved,
+            "waited": lambda noted: self.worker_queue_wait_seconds.observe(noted["seconds"]),
+            "lane_lost": lambda _: self.lane_lost.inc(),
+            "protect": lambda _: self.signer_protect.inc(),
+            "overloaded": lambda noted: self.intake_refused.labels(noted["bound"]).inc(noted["count"]),
+            "duplicate_node": lambda _: self.node_duplicate.inc(),
+            "history_changed": lambda _: self.database_history_changed.inc(),
+        }
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+    # ---- what there is
+
+    def _leases(self) -> None:
+        self.lease_acquire = self._counter("lease_acquire_total", "Leases asked for.", "result")
+        self.lease_renew = self._counter("lease_renew_total", "Leases renewed, or not.", "result")
+        self.lease_fenced = self._counter(
+            "lease_fenced_total", "Writes refused because a newer term exists.", "op", *self._signers
+        )
+        self.lease_held = self._gauge("lease_held", "Signers that this node holds.")
+        self.lease_handover_seconds = self._histogram(
+            "lease_handover_seconds",
+            "From the wish to hand a signer over to the release of its lease.",
+            _HANDOVER_BUCKETS,
+        )
+        self.node_duplicate = self._counter(
+            "node_duplicate_total", "Another live process was found under this node's name."
+        )
+
+    def _transactions(self) -> None:
+        self.tx_submit = self._counter("tx_submit_total", "Sends, by their answer.", "result", *self._signers)
+        self.tx_resubmit = self._counter(
+            "tx_resubmit_total", "Sends of bytes that had been sent before.", *self._signers
+        )
+        self.receipt_check = self._counter(
+            "receipt_check_total", "Receipts asked for, by what came back.", "result", *self._signers
+        )
+        self.confirmations_new_fork = self._counter(
+            "confirmations_new_fork_total",
+            "Transactions whose confirmations a fork replaced.",
+            *self._signers,
+        )
+        self.tx_finished = self._counter("tx_finished_total", "Transactions that ended.", "state")
+        self.tx_state = self._gauge(
+            "tx_state", "Live transactions in the database by state.", "state", *self._signers
+        )
+        self.tx_stage_seconds = self._histogram(
+            "tx_stage_seconds",
+            "How long a transaction took from one state to the next.",
+            _STAGE_BUCKETS,
+            "stage",
+        )
+        self.signer_protect = self._counter("signer_protect_total", "Signers put under protection.")
+
+    def _work(self) -> None:
+        self.worker_queue_depth = self._gauge("worker_queue_depth", "Signers that wait for a worker here.")
+        self.worker_queue_wait_seconds = self._histogram(
+            "worker_queue_wait_seconds", "How long a signer waited for its worker.", _WAIT_BUCKETS
+        )
+        self.lane_lost = self._counter("lane_lost_total", "Steps that failed so that the lane was read anew.")
+        self.intake_refused = self._counter(
+            "intake_refused_total", "Requests turned away because too much waits.", "bound"
+        )
+
+    def _surroundings(self) -> None:
+        self.rpc_request_seconds = self._histogram(
+            "rpc_request_seconds", "Answers of chain nodes.", _RPC_BUCKETS, "endpoint", "method"
+        )
+        self.rpc_errors = self._counter(
+            "rpc_errors_total", "Calls to chain nodes without a result.", "endpoint", "outcome"
+        )
+        self.db_pool_connections = self._gauge("db_pool_connections", "Connections of the pool.", "use")
+        self.database_history_changed = self._counter(
+            "database_history_changed_total", "The database came back with another history."
+        )
+
+    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
+        return Counter(name, doc, labels, registry=self.registry)
+
+    def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
+        return Gauge(name, doc, labels, registry=self.registry)
+
+    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, doc, labels, buckets=buckets, registry=self.registry)
+
+    # ---- what happens
+
+    def note(self, event: str, noted: Mapping[str, Any]) -> None:
+        handler = self._handlers.get(event)
+        if handler is not None:
+            handler(noted)
+
+    def rpc_call(self, endpoint: str, method: str, seconds: float, outcome: str) -> None:
+        """As `JsonRpc` tells it."""
+        self.rpc_request_seconds.labels(endpoint, method).observe(seconds)
+        if outcome != "ok":
+            self.rpc_errors.labels(endpoint, outcome).inc()
+
+    def sampled(self, counts: Mapping[Signer, Mapping[State, int]]) -> None:
+        """How many transactions are in which live state, of all signers that have any."""
+        if not self._signers:
+            for state in LIVE:
+                self.tx_state.labels(state).set(sum(of.get(state, 0) for of in counts.values()))
+            return
+        now = {str(signer): of for signer, of in counts.items()}
+        for gone in self._seen_signers - now.keys():
+            for state in LIVE:
+                self.tx_state.remove(state, gone)
+        for signer, of in now.items():
+            for state in LIVE:
+                self.tx_state.labels(state, signer).set(of.get(state, 0))
+        self._seen_signers = set(now)
+
+    def watch(
+        self, *, held: Callable[[], int], waiting: Callable[[], int], pool: Callable[[], PoolUse]
+    ) -> None:
+        """What is asked when somebody looks."""
+        self.lease_held.set_function(held)
+        self.worker_queue_depth.set_function(waiting)
+        self.db_pool_connections.labels("used").set_function(lambda: pool().used)
+        self.db_pool_connections.labels("idle").set_function(lambda: pool().idle)
+        self.db_pool_connections.labels("most").set_function(lambda: pool().most)
+
+    def _count(self, counter: Counter, noted: Mapping[str, Any], *, by: int = 1, **labels: str) -> None:
+        if self._signers:
+            labels["signer"] = str(noted.get("signer", ""))
+        if by:
+            (counter.labels(**labels) if labels else counter).inc(by)
+
+    def _on_acquire(self, noted: Mapping[str, Any]) -> None:
+        self.lease_acquire.labels("acquired").inc(noted["taken"])
+        self.lease_acquire.labels("missed").inc(noted["missed"])
+
+    def _on_renew(self, noted: Mapping[str, Any]) -> None:
+        for result in ("renewed", "fenced", "error"):
+            self.lease_renew.labels(result).inc(noted.get(result, 0))
+
+    def _on_sent(self, noted: Mapping[str, Any]) -> None:
+        self._count(self.tx_submit, noted, result=noted["result"])
+        self._count(self.tx_resubmit, noted, by=int(noted["again"]))
+
+    def _on_receipts(self, noted: Mapping[str, Any]) -> None:
+        found, asked = noted["found"], noted["asked"]
+        self._count(self.receipt_check, noted, by=found, result="found")
+        self._count(self.receipt_check, noted, by=asked - found, result="missing")
+
+    def _on_moved(self, noted: Mapping[str, Any]) -> None:
+        moves: Iterable[Move] = noted["moves"]
+        for move in moves:
+            state, since_s = self._since.pop(move.tx_id, (move.before, None))
+            if since_s is None or state is not move.before:
+                since_s = move.since_s
+            stage = _STAGES.get((move.before, move.after))
+            if stage is not None and since_s is not None:
+                self.tx_stage_seconds.labels(stage).observe(max(0.0, move.at_s - since_s))
+            if move.after in TERMINAL:
+                self.tx_finished.labels(move.after).inc()
+            else:
+                self._since[move.tx_id] = (move.after, move.at_s)
+        while len(self._since) > MOST_REMEMBERED:
+            self._since.popitem(last=False)
