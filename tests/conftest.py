@@ -1,5 +1,5 @@
-"""Fixtures are plugins, one a part of the world: `fix_postgres`, `fix_anvil`, `fix_web3signer`, `fix_core`."""
+"""Fixtures are plugins, one a part of the world: `fix_postgres`, `fix_anvil`, `fix_web3signer`, `fix_core`, `fix_api`."""
 
 from __future__ import annotations
 
-pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core"]
+pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core", "fix_api"]

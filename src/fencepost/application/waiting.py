@@ -36,6 +36,10 @@ _REACHED = {
 }
 
 
+def has_reached(tx: ManagedTx, milestone: Milestone) -> bool:
+    return _REACHED[tx.state] >= milestone
+
+
 @dataclass(slots=True)
 class Waiting:
     ledger: Ledger
@@ -56,7 +60,7 @@ class Waiting:
                 event.clear()
                 tx = await self.ledger.get(tx_id)
                 left = deadline - asyncio.get_running_loop().time()
-                if tx is None or _REACHED[tx.state] >= milestone or left <= 0:
+                if tx is None or has_reached(tx, milestone) or left <= 0:
                     return tx
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(POLL_S, left)):

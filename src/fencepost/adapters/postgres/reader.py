@@ -48,6 +48,9 @@ class PostgresReader(Reader):
     async def get(self, tx_id: UUID, parts: frozenset[Part] = _NOTHING) -> TxView | None:
         return await self._one(parts, "read_tx", tx_id)
 
+    async def get_many(self, tx_ids: Sequence[UUID]) -> Sequence[TxView]:
+        return [_tx_view(row) for row in await self._pool.fetch(sql("read_txs"), list(tx_ids))]
+
     async def by_request(
         self, signer: Signer, request_id: str, parts: frozenset[Part] = _NOTHING
     ) -> TxView | None:
@@ -144,8 +147,9 @@ class PostgresReader(Reader):
         before = Signer(signer.chain_id - 1, Address("g"))  # above every address of the chain before
         return (await self.signers([signer], after=before, limit=1, addresses=[signer.address]))[0]
 
-    async def queue_length(self, signer: Signer, *, most: int) -> int:
-        return int(await self._pool.fetchval(sql("read_queue_length"), signer.chain_id, signer.address, most))
+    async def owner_of(self, signer: Signer) -> str | None:
+        row = await self._pool.fetchrow(sql("lease_owner"), signer.chain_id, signer.address)
+        return str(row["owner_node"]) if row is not None and row["is_held"] else None
 
     async def owners(self) -> Sequence[OwnerView]:
         return [

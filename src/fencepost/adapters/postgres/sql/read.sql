@@ -6,6 +6,14 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
   FROM managed_tx t
  WHERE t.tx_id = $1
 
+-- name: read_txs
+-- Some transactions, by their ids.
+SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, NULL::jsonb AS receipt,
+       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
+  FROM managed_tx t
+ WHERE t.tx_id = ANY ($1::uuid[])
+
 -- name: read_tx_by_request
 -- One transaction, by what its caller named it.
 SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
@@ -114,15 +122,6 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
     WHERE t.chain_id = p.chain_id AND t.signer = p.signer
       AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')) live
  ORDER BY p.chain_id, p.signer
-
--- name: read_queue_length
--- How many requests of a signer wait for a nonce, counted up to a limit.
-SELECT count(*)
-  FROM (SELECT 1
-          FROM managed_tx t
-         WHERE t.chain_id = $1 AND t.signer = $2 AND t.state = 'QUEUED'
-           AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')
-         LIMIT $3) waiting
 
 -- name: read_owners
 -- The processes that hold leases now.

@@ -1,0 +1,182 @@
+"""Who is at the door, and what they may do.
+
+Without any key in the database the door is open, and then only on a loopback address: whoever can reach it is on this
+machine already. From the first key on, every call needs one. A key's row is remembered for a moment, so a revocation
+takes effect within `REMEMBER_S`. Rates are token buckets, one a key and node.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from fencepost.api.problems import ApiError
+from fencepost.application.api_keys import ApiKey, KeyStore, Scope, is_secret, split_token
+from fencepost.application.operate import Actor
+from fencepost.domain.ids import Address
+from fencepost.errors import SettingError
+
+REMEMBER_S = 2.0
+MOST_REMEMBERED = 10_000
+BURST_S = 1.0  # a bucket holds what its rate gives in this time, and at least one
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def require_keys(host: str, keys_exist: bool) -> bool:  # noqa: FBT001 - it is a table of two columns
+    """Whether callers need a key. Another address than loopback without any key is refused."""
+    if keys_exist:
+        return True
+    if is_loopback(host):
+        return False
+    raise SettingError(
+        f"api.host is {host}, which others can reach, and there is no API key:"
+        " make one with `fencepost keys create`, or listen on 127.0.0.1"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """None for a key: a caller on this machine while there are no keys. It may do everything."""
+
+    key: ApiKey | None
+
+    def allows(self, *scopes: Scope) -> bool:
+        return self.key is None or any(self.key.allows(scope) for scope in scopes)
+
+    def require(self, *scopes: Scope) -> None:
+        if scopes and not self.allows(*scopes):
+            raise ApiError("scope_missing", f"this needs {' or '.join(scopes)}")
+
+    @property
+    def addresses(self) -> tuple[Address, ...] | None:
+        """The only signers that it may see; None is all of them."""
+        if self.key is None or self.key.signers is None:
+            return None
+        return tuple(sorted(self.key.signers))
+
+    def may_use(self, address: Address) -> bool:
+        return self.addresses is None or address in self.addresses
+
+    def require_signer(self, address: Address) -> None:
+        if not self.may_use(address):
+            raise ApiError("signer_forbidden", f"this key has no right to {address}", field="signer")
+
+    def actor(self, by: str | None) -> Actor:
+        own = self.key.name if self.key is not None else "local"
+        return Actor(f"{by} ({own})" if by else own, self.key.id if self.key is not None else None)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at_s: float
+
+
+@dataclass(slots=True)
+class Gate:
+    keys: KeyStore
+    host: str
+    _remembered: OrderedDict[str, tuple[float, tuple[ApiKey, bytes] | None]] = field(
+        default_factory=OrderedDict
+    )
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+    _keys_exist: tuple[float, bool] = (float("-inf"), False)
+
+    async def admit(self, request: Request) -> Caller:
+        token = _bearer(request)
+        if token is not None:
+            return Caller(await self._key_of(token))
+        if await self._is_open():
+            _refuse_foreign_pages(request)
+            return Caller(None)
+        raise ApiError("key_missing", "no API key was sent")
+
+    async def _is_open(self) -> bool:
+        if not is_loopback(self.host):
+            return False
+        now_s = time.monotonic()
+        checked_s, exist = self._keys_exist
+        if now_s - checked_s > REMEMBER_S:
+            exist = await self.keys.exist()
+            self._keys_exist = (now_s, exist)
+        return not exist
+
+    async def _key_of(self, token: str) -> ApiKey:
+        parts = split_token(token)
+        found = await self._find(parts[0]) if parts is not None else None
+        if parts is None or found is None or not is_secret(parts[1], found[1]):
+            raise ApiError("key_invalid", "the API key is unknown or revoked")
+        return found[0]
+
+    async def _find(self, key_id: str) -> tuple[ApiKey, bytes] | None:
+        now_s = time.monotonic()
+        known = self._remembered.get(key_id)
+        if known is not None and now_s - known[0] <= REMEMBER_S:
+            return known[1]
+        found = await self.keys.find(key_id)
+        self._remembered[key_id] = (now_s, found)
+        self._remembered.move_to_end(key_id)
+        while len(self._remembered) > MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+        return found
+
+    def charge(self, caller: Caller, calls: int = 1) -> None:
+        """A batch costs as many calls as it has requests; a bucket may go into debt for it once."""
+        if caller.key is None or caller.key.rate_per_s is None:
+            return
+        rate = caller.key.rate_per_s
+        most = max(1.0, rate * BURST_S)
+        now_s = time.monotonic()
+        bucket = self._buckets.setdefault(caller.key.id, _Bucket(most, now_s))
+        bucket.tokens = min(most, bucket.tokens + (now_s - bucket.at_s) * rate)
+        bucket.at_s = now_s
+        if bucket.tokens < 1.0:
+            raise ApiError(
+                "rate_limited",
+                f"this key may make {rate:g} calls a second",
+                retry_after_s=(1.0 - bucket.tokens) / rate,
+            )
+        bucket.tokens -= calls
+        self._buckets.move_to_end(caller.key.id)
+        while len(self._buckets) > MOST_REMEMBERED:
+            self._buckets.popitem(last=False)
+
+
+def _bearer(request: Request) -> str | None:
+    given = request.headers.get("authorization")
+    if given is None:
+        return None
+    scheme, _, token = given.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise ApiError("key_invalid", "Authorization must be a Bearer token")
+    return token.strip()
+
+
+def _refuse_foreign_pages(request: Request) -> None:
+    """An open door on this machine can be reached by any web page in a browser here: those are turned away.
+
+    A page of another origin says so, and one that rebinds its name to our address has that name as the host.
+    """
+    origin = request.headers.get("origin")
+    if not _is_here(f"//{request.headers.get('host', '')}") or (origin is not None and not _is_here(origin)):
+        raise ApiError("origin_refused", "without API keys only programs on this machine are served")
+
+
+def _is_here(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False

@@ -1,0 +1,178 @@
+"""The OpenAPI 3.1 document, made from the table of operations and the types; nothing is written down twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fencepost.api.calls import Operation
+from fencepost.api.problems import KINDS, Problem
+from fencepost.api.wire_in import MOST_BATCH, AddressText, BatchEnvelope, HashText, NoQuery, TxRequest
+
+_REF = "#/components/schemas/{name}"
+_ALWAYS = ("query_invalid", "internal", "busy", "database_unavailable")
+_GUARDED = (
+    "key_missing",
+    "key_invalid",
+    "scope_missing",
+    "signer_forbidden",
+    "origin_refused",
+    "rate_limited",
+)
+_WITH_BODY = (
+    "json_malformed",
+    "json_too_deep",
+    "field_missing",
+    "field_unknown",
+    "field_invalid",
+    "number_out_of_range",
+    "address_invalid",
+    "body_too_large",
+    "media_type",
+)
+_PATH_TYPES: dict[str, Any] = {
+    "tx_id": {"type": "string", "format": "uuid"},
+    "command_id": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "description": "`wait=10` waits up to ten seconds (RFC 7240).",
+    "schema": {"type": "string"},
+}
+_IDEMPOTENCY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Taken as `requestId` when the body has none.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
+}
+
+
+def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
+    queries = {operation.query for operation in table} - {NoQuery}
+    types: list[Any] = [
+        Problem,
+        TxRequest,
+        AddressText,
+        HashText,
+        *sorted(queries, key=lambda one: one.__name__),
+    ]
+    for operation in table:
+        types += [*operation.answers.values(), *([operation.body] if operation.body else [])]
+    shapes, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    paths: dict[str, Any] = {}
+    inline = {"address": shapes[2], "hash": shapes[3], **_PATH_TYPES}
+    for operation in table:
+        path = operation.path.replace("{tx_id}", "{txId}").replace("{command_id}", "{commandId}")
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schemas, inline)
+    for query in queries:
+        del schemas[query.__name__]
+    _loosen_batch(schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fencepost",
+            "version": version,
+            "description": "A transaction manager for EVM chains. Errors are RFC 9457 problems with a stable `code`.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "fp_…"}},
+        },
+        "x-problems": {
+            code: {"status": kind.status, "title": kind.title, "hint": kind.hint}
+            for code, kind in KINDS.items()
+        },
+    }
+
+
+def _loosen_batch(schemas: dict[str, Any]) -> None:
+    """A batch takes anything as a request, because a bad one is answered by itself."""
+    schemas[BatchEnvelope.__name__]["properties"]["requests"] = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MOST_BATCH,
+        "items": {"anyOf": [{"$ref": _REF.format(name=TxRequest.__name__)}, {}]},
+    }
+
+
+def _operation(operation: Operation, schemas: Mapping[str, Any], inline: Mapping[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.group],
+        "parameters": _parameters(operation, schemas, inline),
+        "responses": _responses(operation),
+    }
+    if operation.scopes:
+        described["security"] = [{}, {"key": []}]
+        described["description"] = f"Scope: {' or '.join(operation.scopes)}."
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": operation.body_needed,
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name=operation.body.__name__)}}},
+        }
+    return described
+
+
+def _parameters(
+    operation: Operation, schemas: Mapping[str, Any], inline: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    names = {"tx_id": "txId", "command_id": "commandId"}
+    found: list[dict[str, Any]] = [
+        {"name": names.get(name, name), "in": "path", "required": True, "schema": inline[name]}
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    if operation.query is not NoQuery:
+        query = schemas[operation.query.__name__]
+        found += [
+            {
+                "name": name,
+                "in": "query",
+                "required": name in query["required"],
+                "schema": _without_null(schema),
+            }
+            for name, schema in query["properties"].items()
+        ]
+        if "timeout" in query["properties"]:
+            found.append(_PREFER)
+    if operation.body is TxRequest:
+        found.append(_IDEMPOTENCY)
+    return found
+
+
+def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A query can't say null; what may be left out is simply not required."""
+    kept = {name: value for name, value in schema.items() if not (name == "default" and value is None)}
+    options = [option for option in kept.pop("anyOf", ()) if option != {"type": "null"}]
+    if len(options) == 1:
+        return {**kept, **options[0]}
+    return {**kept, "anyOf": options} if options else kept
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    responses: dict[str, Any] = {
+        str(status): {
+            "description": "As asked." if status == 200 else "Taken; not yet as far as asked.",  # noqa: PLR2004 - OK
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name=answer.__name__)}}},
+        }
+        for status, answer in operation.answers.items()
+    }
+    codes = [*_ALWAYS, *operation.problems]
+    codes += _GUARDED if operation.scopes else ()
+    codes += _WITH_BODY if operation.body is not None else ()
+    codes += ("field_invalid",) if "{" in operation.path else ()
+    by_status: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        by_status.setdefault(KINDS[code].status, []).append(code)
+    for status, listed in sorted(by_status.items()):
+        responses[str(status)] = {
+            "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in listed),
+            "content": {"application/problem+json": {"schema": {"$ref": _REF.format(name=Problem.__name__)}}},
+        }
+    return responses

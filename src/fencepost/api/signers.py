@@ -1,0 +1,104 @@
+"""Looking at signers: what the journal knows of them, and in detail what the chain says too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from msgspec import UNSET
+
+from fencepost.api.calls import Call, Reply
+from fencepost.api.convert import signer_out
+from fencepost.api.problems import ApiError
+from fencepost.api.wire_out import ChainNonces, SignerOut, SignersPage
+from fencepost.application.read import SignerView
+from fencepost.domain.ids import Address, Signer
+from fencepost.errors import RpcError
+
+CHAIN_WITHIN_S = 5.0
+
+
+def describe(call: Call, view: SignerView) -> SignerOut:
+    rules = call.services.rules_of(view.signer.address)
+    return signer_out(
+        view,
+        mode=rules.mode,
+        max_in_flight=rules.max_in_flight,
+        has_key=view.signer.address in call.services.addresses(),
+        shows_nonce=call.shows_nonce,
+    )
+
+
+async def existing(call: Call) -> SignerView:
+    """The signer of the path, if it has a key here or a past; one of others does not exist."""
+    signer = call.signer(call.path_text("address"), call.query.chain_id, "address")
+    if not call.caller.may_use(signer.address):
+        raise _none(signer)
+    view = await call.services.reader.signer(signer)
+    if view.lease is None and view.next_nonce is None and signer.address not in call.services.addresses():
+        raise _none(signer)
+    return view
+
+
+def _none(signer: Signer) -> ApiError:
+    return ApiError(
+        "signer_not_found", f"{signer.address} is not known on chain {signer.chain_id}", field="address"
+    )
+
+
+async def page(call: Call) -> Reply:
+    known = [
+        Signer(chain_id, address)
+        for chain_id in call.services.chains
+        for address in call.services.addresses()
+    ]
+    views = await call.services.reader.signers(
+        known,
+        after=_after(call.query.cursor),
+        limit=call.query.limit,
+        addresses=call.caller.addresses,
+    )
+    following = str(views[-1].signer) if len(views) == call.query.limit else None
+    return Reply(SignersPage(items=[describe(call, view) for view in views], next=following))
+
+
+def _after(cursor: str | None) -> Signer | None:
+    if cursor is None:
+        return None
+    chain_id, _, address = cursor.partition(":")
+    if not re.fullmatch(r"[0-9]{1,18}", chain_id) or not re.fullmatch(r"0x[0-9a-f]{40}", address):
+        raise ApiError("cursor_invalid", "the cursor was not given by us", field="cursor")
+    return Signer(int(chain_id), Address(address))
+
+
+async def detail(call: Call) -> Reply:
+    view = await existing(call)
+    rules = call.services.rules_of(view.signer.address)
+    balance_wei: str | None = None
+    on_chain: ChainNonces | None = None
+    error: str | None = None
+    try:
+        balance_wei, on_chain = await _on_chain(call, view.signer)
+    except (RpcError, TimeoutError) as failure:
+        error = str(failure)[:300] or "the chain's nodes did not answer in time"
+    return Reply(
+        signer_out(
+            view,
+            mode=rules.mode,
+            max_in_flight=rules.max_in_flight,
+            has_key=view.signer.address in call.services.addresses(),
+            shows_nonce=call.shows_nonce,
+            on_chain=on_chain,
+            balance_wei=balance_wei,
+            chain_error=error or UNSET,
+        )
+    )
+
+
+async def _on_chain(call: Call, signer: Signer) -> tuple[str, ChainNonces]:
+    chain, address = call.services.chains[signer.chain_id], Address(signer.address)
+    async with asyncio.timeout(CHAIN_WITHIN_S):
+        balance_wei, latest, pending = await asyncio.gather(
+            chain.balance_wei(address), chain.nonce(address, "latest"), chain.nonce(address, "pending")
+        )
+    return str(balance_wei), ChainNonces(latest=latest, pending=pending)

@@ -1,0 +1,145 @@
+"""Taking transactions: one, or up to a thousand; and waiting until they have come some way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from fencepost.api.bodies import decode
+from fencepost.api.calls import Call, Reply
+from fencepost.api.intake import to_request
+from fencepost.api.problems import ApiError, foreseen
+from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_for_tx
+from fencepost.api.wire_in import BatchEnvelope, TxRequest, WaitQuery
+from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
+from fencepost.application.accept import Request
+from fencepost.application.ports import Accepted, AcceptOutcome
+from fencepost.domain.ids import Signer
+from fencepost.domain.states import State
+
+PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is known, and out
+
+
+async def one(call: Call) -> Reply:
+    request = to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
+    await _require_leader(call, request.signer)
+    accepted = (await call.services.accept.accept([request]))[0]
+    _raise_refusal(request, accepted)
+    headers = {"Location": f"/api/v1/tx/{accepted.tx_id}"}
+    milestone = _milestone(call)
+    if milestone is not None:
+        return await wait_for_tx(call, accepted.tx_id, milestone, headers=headers)
+    if accepted.outcome is AcceptOutcome.KNOWN:
+        return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, headers)
+    return Reply(_fresh(request, accepted), HTTP_ACCEPTED, headers)
+
+
+async def batch(call: Call) -> Reply:
+    envelope = decode(call.body, BatchEnvelope)
+    call.gate.charge(call.caller, len(envelope.requests))
+    results: list[BatchResult | None] = [None] * len(envelope.requests)
+    good: list[tuple[int, Request]] = []
+    for index, raw in enumerate(envelope.requests):
+        try:
+            good.append((index, to_request(call, decode(bytes(raw), TxRequest))))
+        except Exception as error:  # noqa: BLE001 - `_failed` raises again what is not the request's own fault
+            results[index] = _failed(error)
+    good = await _admitted(call, good, results)
+    if good:
+        accepted = await call.services.accept.accept([request for _, request in good])
+        known = await _known(call, accepted)
+        for (index, request), answer in zip(good, accepted, strict=True):
+            results[index] = _result(request, answer, known)
+    return Reply(BatchOut(results=[result for result in results if result is not None]))
+
+
+async def _admitted(
+    call: Call, good: Sequence[tuple[int, Request]], results: list[BatchResult | None]
+) -> list[tuple[int, Request]]:
+    """Those whose signers are this node's, if they must be."""
+    refused: dict[Signer, BatchResult] = {}
+    for signer in {request.signer for _, request in good}:
+        try:
+            await _require_leader(call, signer)
+        except ApiError as error:
+            refused[signer] = _failed(error)
+    for index, request in good:
+        if request.signer in refused:
+            results[index] = refused[request.signer]
+    return [(index, request) for index, request in good if request.signer not in refused]
+
+
+async def _require_leader(call: Call, signer: Signer) -> None:
+    services = call.services
+    if services.intake == "any" or services.holds(signer):
+        return
+    owner = await services.reader.owner_of(signer)
+    if owner is not None and owner != services.node.name:
+        raise ApiError(
+            "not_leader",
+            f"{signer.address} is with node {owner}",
+            field="signer",
+            owner=owner,
+            retry_after_s=services.lease_duration_s,
+        )
+
+
+def _milestone(call: Call) -> str | None:
+    assert isinstance(call.query, WaitQuery)  # noqa: S101 - the operation says so
+    if call.query.wait is not None:
+        return call.query.wait
+    return PREFERRED if call.wait_s(0.0) > 0 else None
+
+
+def _raise_refusal(request: Request, accepted: Accepted) -> None:
+    match accepted.outcome:
+        case AcceptOutcome.CONFLICT:
+            raise ApiError(
+                "request_conflict",
+                f"request {request.request_id!r} of {request.signer.address} is transaction {accepted.tx_id}",
+                field="requestId",
+                tx_id=str(accepted.tx_id),
+            )
+        case AcceptOutcome.PROTECTED:
+            raise ApiError(
+                "signer_protected",
+                f"{request.signer.address} waits for a person: {accepted.detail}",
+                field="signer",
+            )
+        case AcceptOutcome.CREATED | AcceptOutcome.KNOWN:
+            pass
+
+
+def _fresh(request: Request, accepted: Accepted) -> TxOut:
+    """What a new transaction looks like, without asking the database for what it was just told."""
+    return TxOut(
+        tx_id=str(accepted.tx_id),
+        request_id=request.request_id,
+        chain_id=request.signer.chain_id,
+        signer=request.signer.address,
+        state=State.QUEUED,
+        tags=list(request.tags),
+    )
+
+
+async def _known(call: Call, accepted: Sequence[Accepted]) -> dict[UUID, TxOut]:
+    tx_ids = [answer.tx_id for answer in accepted if answer.outcome is AcceptOutcome.KNOWN]
+    views = await call.services.reader.get_many(tx_ids) if tx_ids else []
+    return {view.tx_id: shown(call, view, frozenset()) for view in views}
+
+
+def _result(request: Request, accepted: Accepted, known: Mapping[UUID, TxOut]) -> BatchResult:
+    try:
+        _raise_refusal(request, accepted)
+    except ApiError as error:
+        return _failed(error)
+    if accepted.outcome is AcceptOutcome.CREATED:
+        return BatchResult(status=HTTP_ACCEPTED, tx=_fresh(request, accepted))
+    return BatchResult(status=HTTP_OK, tx=known[accepted.tx_id])
+
+
+def _failed(error: Exception) -> BatchResult:
+    known = foreseen(error)
+    if known is None:
+        raise error
+    return BatchResult(status=known.problem.status, problem=known.problem)

@@ -1,0 +1,50 @@
+"""The node about itself and its fellows: alive, ready, version, who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fencepost.api.calls import Call, Reply
+from fencepost.api.convert import owner_out
+from fencepost.api.problems import ApiError
+from fencepost.api.wire_out import NodeOut, NodesOut, ReadyOut, StatusOut, VersionOut
+
+READY_WITHIN_S = 2.0
+
+
+async def alive(_call: Call) -> Reply:
+    return Reply(StatusOut(status="ok"))
+
+
+async def ready(call: Call) -> Reply:
+    """Whether requests would be taken: the database answers, and may be written to."""
+    async with asyncio.timeout(READY_WITHIN_S):
+        writable = await call.services.reader.ping()
+    if not writable:
+        raise ApiError("database_unavailable", "the database is read-only", retry_after_s=1)
+    return Reply(ReadyOut(status="ready", database=True, node=call.services.node.name))
+
+
+async def version(call: Call) -> Reply:
+    services = call.services
+    return Reply(
+        VersionOut(
+            version=services.node.version,
+            node=services.node.name,
+            chain_ids=sorted(services.chains),
+            default_chain_id=services.default_chain_id,
+        )
+    )
+
+
+async def nodes(call: Call) -> Reply:
+    """This node, and every other process that holds a lease now."""
+    this = call.services.node
+    owners = await call.services.reader.owners()
+    items = [owner_out(owner, is_this=owner.incarnation == this.incarnation) for owner in owners]
+    if not any(item.is_this for item in items):
+        itself = NodeOut(
+            name=this.name, incarnation=str(this.incarnation), signers=0, held_until=None, is_this=True
+        )
+        items = [itself, *items]
+    return Reply(NodesOut(items=items))

@@ -1,0 +1,215 @@
+"""What callers get. Wei are decimal text, because JSON numbers lose digits; times are RFC 3339; hex is lower-case."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from fencepost.api.problems import Problem
+from fencepost.domain.states import State
+
+
+class _Out(msgspec.Struct, rename="camel", kw_only=True):
+    pass
+
+
+class AttemptOut(_Out):
+    number: int
+    purpose: str
+    type: int
+    hash: str
+    gas: int
+    max_fee_per_gas: str
+    max_priority_fee_per_gas: str
+    sent_count: int
+    last_result: str | None
+    last_message: str | None
+    created_at: datetime
+
+
+class BlockOut(_Out):
+    number: int
+    hash: str
+
+
+class ConfirmationsOut(_Out):
+    count: int
+    required: int | str
+    blocks: list[BlockOut]
+
+
+class ActionOut(_Out):
+    action: str
+    count: int
+    first_occurrence: datetime
+    last_occurrence: datetime
+    last_info: str | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
+    last_error_time: datetime | UnsetType = UNSET
+
+
+class HistoryOut(_Out):
+    """A stretch of one sub-status, and what was done in it."""
+
+    sub_status: str
+    time: datetime
+    actions: list[ActionOut]
+
+
+class HistorySummaryOut(_Out):
+    count: int
+    first_occurrence: datetime
+    last_occurrence: datetime
+    sub_status: str | UnsetType = UNSET
+    action: str | UnsetType = UNSET
+
+
+class TxOut(_Out):
+    """A transaction. In the answer to a request that did not wait, times are left out."""
+
+    tx_id: str
+    request_id: str | None
+    chain_id: int
+    signer: str
+    state: State
+    sub_state: str | None = None
+    hash: str | None = None
+    nonce: int | UnsetType | None = UNSET
+    error: str | None = None
+    block_number: int | None = None
+    block_hash: str | None = None
+    confirmation_count: int = 0
+    submit_count: int = 0
+    tags: list[str] = []
+    valid_until: datetime | UnsetType | None = UNSET
+    created_at: datetime | UnsetType = UNSET
+    updated_at: datetime | UnsetType = UNSET
+    finished_at: datetime | UnsetType | None = UNSET
+    payload: dict[str, Any] | UnsetType = UNSET
+    attempts: list[AttemptOut] | UnsetType = UNSET
+    receipt: dict[str, Any] | UnsetType | None = UNSET
+    confirmations: ConfirmationsOut | UnsetType = UNSET
+    history: list[HistoryOut] | UnsetType = UNSET
+    history_summary: list[HistorySummaryOut] | UnsetType = UNSET
+
+
+class BatchResult(_Out):
+    """`status` is what the request would have got by itself."""
+
+    status: int
+    tx: TxOut | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class BatchOut(_Out):
+    results: list[BatchResult]
+
+
+class TxPage(_Out):
+    items: list[TxOut]
+    next: str | None  # None: that was all
+
+
+class CompletionOut(_Out):
+    cursor: str
+    time: datetime
+    tx_id: str
+    request_id: str | None
+    chain_id: int
+    signer: str
+    state: State
+    state_now: State  # differs when a reorg has opened it again since
+    hash: str | None
+    block_number: int | None
+    error: str | None
+    nonce: int | UnsetType | None = UNSET
+
+
+class CompletionsOut(_Out):
+    items: list[CompletionOut]
+    next: str
+
+
+class LeaseOut(_Out):
+    owner: str
+    token: int
+    held: bool
+    acquired_at: datetime
+    held_until: datetime | None
+
+
+class ChainNonces(_Out):
+    latest: int
+    pending: int
+
+
+class SignerOut(_Out):
+    chain_id: int
+    address: str
+    state: str
+    reason: str | None
+    mode: str
+    max_in_flight: int
+    has_key: bool  # this node can sign for it
+    in_flight: int
+    queued: int
+    suspended: int
+    lease: LeaseOut | None
+    next_nonce: int | UnsetType | None = UNSET
+    start_nonce: int | UnsetType | None = UNSET
+    balance_wei: str | UnsetType | None = UNSET
+    chain_nonces: ChainNonces | UnsetType | None = UNSET
+    chain_error: str | UnsetType = UNSET
+
+
+class SignersPage(_Out):
+    items: list[SignerOut]
+    next: str | None
+
+
+class CommandOut(_Out):
+    """A wish and what became of it. Not `done`: the lane has not got to it yet; ask again at `Location`."""
+
+    command_id: str
+    command: str
+    done: bool
+    outcome: str | None
+    asked_by: str
+    reason: str | None
+    asked_at: datetime
+    done_at: datetime | None
+    tx: TxOut | UnsetType = UNSET
+    signer: SignerOut | UnsetType = UNSET
+    drained: bool | UnsetType = UNSET
+
+
+class NodeOut(_Out):
+    name: str
+    incarnation: str
+    signers: int
+    held_until: datetime | None
+    is_this: bool
+
+
+class NodesOut(_Out):
+    items: list[NodeOut]
+
+
+class StatusOut(_Out):
+    status: str
+
+
+class ReadyOut(_Out):
+    status: str
+    database: bool
+    node: str
+
+
+class VersionOut(_Out):
+    version: str
+    node: str
+    chain_ids: list[int]
+    default_chain_id: int

@@ -1,0 +1,69 @@
+"""From a running node to the services of the front door."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import asyncpg
+
+from fencepost.adapters.evm.abi import encode_call, encode_constructor
+from fencepost.adapters.evm.encoding import parse_checked_address
+from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
+from fencepost.adapters.postgres.reader import PostgresReader
+from fencepost.api.services import NodeInfo, Services, SignerRules
+from fencepost.domain.ids import Address
+from fencepost.wiring import Running
+
+# The database is away, overloaded or about to restart: the same call may succeed later. Everything else that it says
+# is a mistake of ours, and must look like one.
+DATABASE_FAILURES = (
+    OSError,  # TimeoutError and every kind of broken connection are among them
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
+
+
+def services_of(running: Running) -> Services:
+    settings, node = running.settings, running.node
+    info = NodeInfo(
+        name=node.name,
+        incarnation=node.incarnation,
+        version=version("fencepost"),
+        started_at=datetime.now(UTC),
+    )
+
+    def rules_of(address: Address) -> SignerRules:
+        policy = settings.signer_policy(address)
+        return SignerRules(mode=policy.mode, max_in_flight=policy.max_in_flight)
+
+    return Services(
+        accept=running.accept,
+        waiting=running.waiting,
+        reader=PostgresReader(running.pool),
+        operate=PostgresOperate(running.pool, node=node.name),
+        keys=PostgresKeyStore(running.pool, node=node.name),
+        node=info,
+        chains=running.chains,
+        default_chain_id=running.default_chain_id,
+        addresses=running.keys.addresses,
+        holds=lambda signer: signer in node.lanes,
+        rules_of=rules_of,
+        parse_address=parse_checked_address,
+        encode_call=encode_call,
+        encode_constructor=encode_constructor,
+        is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),
+        host=settings.api.host,
+        expose_nonce=settings.api.expose_nonce,
+        intake=settings.api.intake,
+        lease_duration_s=settings.lease.duration_s,
+        required_confirmations=settings.confirmations.required,
+    )
