@@ -50,6 +50,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> AsyncIterator[str]:
         h11_max_incomplete_event_size=64 * 1024,
     )
     server = _Server(config)
+    listener.listen(config.backlog)  # from here on nobody is refused: who comes early waits for the first turn
     async with asyncio.TaskGroup() as group:
         task = group.create_task(server.serve(sockets=[listener]), name="http")
         try:
