@@ -12,7 +12,6 @@ from typing import Literal
 import asyncpg
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.application.ports import Cursor
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from integration.stage import (
@@ -25,7 +24,6 @@ from integration.stage import (
     allocation,
     begin,
     bounded,
-    commit_lanes,
     write,
 )
 
@@ -248,9 +246,3 @@ async def allocate_and_die_after_the_commit(
     await stage.request(2)
     await stage.kill(connection)
     await connection.execute("SELECT 1")
-
-
-async def allocate_from_the_cursor(connection: Connection, term: Term, tx: ManagedTx) -> bool:
-    before = Cursor(next_nonce=0, start_nonce=0)
-    _, applied = await commit_lanes(connection, allocation(tx, nonce=0, before=before, term=term))
-    return applied

@@ -15,8 +15,12 @@ import pytest
 import pytest_asyncio
 
 from fencepost.adapters.postgres.queries import sql
+from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.application.step import step
+from fencepost.domain import managed
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.managed import Entry
+from fencepost.domain.states import CursorState, State
 from integration import lanes_on_stage as lanes
 from integration import mutants, schedules, stage
 from integration.stage import SIGNER, Owner, Stage, open_stage
@@ -275,15 +279,42 @@ async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> No
     assert await on.admin.fetchval("SELECT count(*) FROM journal WHERE fencing_token = $1", old.token) == 0
 
 
-async def test_a_row_that_moved_is_told_from_a_lost_lease_and_nothing_is_written(on: Stage) -> None:
-    tx = await on.request()
-    term = await on.acquire(on.old)
-    ledger = await on.ledger(on.old)
-    stale = stage.allocation(tx, nonce=0, before=None, term=term)
-    assert (await ledger.commit(stale)).applied
-    before = await on.rows()
-    journal = await on.admin.fetchval("SELECT count(*) FROM journal")
-    written = await ledger.commit(stale)
+async def refused_whole(on: Stage, write: LaneWrite) -> None:
+    """Under the right token, but not on what is stored: nothing of it is written."""
+    before, journal = await on.rows(), await on.admin.fetchval("SELECT count(*) FROM journal")
+    cursor = await on.admin.fetchrow("SELECT next_nonce, state FROM signer_nonce_cursor")
+    written = await (await on.ledger(on.old)).commit(write)
     assert (written.lease_ok, written.applied) == (True, False)
     assert await on.rows() == before
     assert await on.admin.fetchval("SELECT count(*) FROM journal") == journal
+    assert await on.admin.fetchrow("SELECT next_nonce, state FROM signer_nonce_cursor") == cursor
+
+
+async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
+    tx = await on.request()
+    term = await on.acquire(on.old)
+    write = stage.allocation(tx, nonce=0, before=None, term=term)
+    assert (await (await on.ledger(on.old)).commit(write)).applied
+    stale = write.changes[0].after  # it still has the version of before
+    step = managed.claimed(stale, due_s=1.0, resubmit=False)
+    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, step.tx, step.entries),)))
+
+
+async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
+    first, second = await on.request(1), await on.request(2)
+    term = await on.acquire(on.old)
+    write = stage.allocation(first, nonce=0, before=None, term=term)
+    assert (await (await on.ledger(on.old)).commit(write)).applied
+    now = Cursor(next_nonce=1, start_nonce=0)
+    for remembered in (None, replace(now, next_nonce=0), replace(now, state=CursorState.PAUSED)):
+        await refused_whole(on, stage.allocation(second, nonce=1, before=remembered, term=term))
+    assert (
+        await (await on.ledger(on.old)).commit(stage.allocation(second, nonce=1, before=now, term=term))
+    ).applied
+
+
+async def test_a_step_that_the_table_of_states_does_not_have_is_refused(on: Stage) -> None:
+    tx = await on.request()
+    term = await on.acquire(on.old)
+    jumped = replace(tx, state=State.SUBMITTED, nonce=0)
+    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(tx, jumped, (Entry("Jump"),)),)))
