@@ -26,7 +26,7 @@ from fencepost.settings import (
     mask_url,
 )
 from fencepost.settings.display import value_at
-from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Kind, Text, Url, UrlList
+from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Kind, Secret, Text, Url, UrlList
 from fencepost.settings.quantities import Duration, Gwei, Number, Whole, WholeOr, duration_text
 
 ALL = {**DECLARED, **{f"chains.default.{key}": declared for key, declared in CHAIN_KEYS.items()}}
@@ -94,6 +94,7 @@ BREAKING: dict[type, Callable[[Any], list[str]]] = {
         ),
     ],
     Text: lambda kind: ["7", json.dumps("x" * (kind.length_max + 1)), '"a b"', '"a\\nb"'],
+    Secret: lambda _: ["7", json.dumps("hush" * 300), '"hush hush"', '"hush\\n"'],
     FilePath: lambda _: ["7", json.dumps("x" * 1025), '"a\\nb"'],
     Dsn: lambda _: [
         *("7", '"mysql://u:hush@h/db"', '"host=h password=hush"'),
@@ -154,9 +155,11 @@ ANOTHER: dict[type, Callable[[Any], tuple[str, object]]] = {
     Gwei: lambda _: ("1.000000001", 1_000_000_001),
     Choice: lambda kind: (kind.choices[-1], kind.choices[-1]),
     Text: lambda _: ("other", "other"),
+    Secret: lambda _: ("other", "other"),
     FilePath: lambda _: ("other", "other"),
     Dsn: lambda _: ("postgresql://u:p@h:5432/d", "postgresql://u:p@h:5432/d"),
     Url: lambda _: ("https://h/x", "https://h/x"),
+    UrlList: lambda _: ("https://h/x,https://h/y", ("https://h/x", "https://h/y")),
 }
 
 
@@ -181,6 +184,7 @@ def test_each_setting_is_read_from_file_environment_and_flag_in_that_order(key: 
     companions = COMPANIONS.get(key, {})
     text, expected = another(kind, declared.rule.default)
     default_text = kind.plain(kind.parse(declared.rule.default))
+    as_variable = ",".join(default_text) if isinstance(default_text, list) else str(default_text).lower()
     literal = json.dumps(text if isinstance(kind, Duration | Gwei) else expected)
 
     loaded = from_toml(f"{key} = {literal}", flags=companions)
@@ -190,7 +194,7 @@ def test_each_setting_is_read_from_file_environment_and_flag_in_that_order(key: 
     loaded = from_toml(file_says_default, environ={declared.variable: text}, flags=companions)
     assert (value_at(loaded.settings, key), loaded.sources[key]) == (expected, declared.variable)
 
-    environ = {declared.variable: str(default_text).lower()}
+    environ = {declared.variable: as_variable}
     loaded = from_toml(file_says_default, environ=environ, flags={**companions, key: text})
     assert (value_at(loaded.settings, key), loaded.sources[key]) == (expected, declared.flag)
 
@@ -220,6 +224,8 @@ def test_names_of_variables_and_flags_are_unique_and_no_private_key_is_mistaken(
     assert len({*flags, "--rpc-url", "--chain-id"}) == len(flags) + 2
     assert not [name for name in variables if name.startswith("FENCEPOST_KEY_")]
     assert DECLARED["fees.bump.enabled"].variable == "FENCEPOST_FEES_BUMP_ENABLED"
+    assert DECLARED["client.urls"].variable == "FENCEPOST_URL"
+    assert DECLARED["client.api_key"].variable == "FENCEPOST_API_KEY"
 
 
 def test_the_name_in_python_carries_the_unit_of_its_kind() -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fencepost.domain.ids import Address
-from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Text, Url, UrlList
+from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
 from fencepost.settings.quantities import Duration, Gwei, Number, Whole, WholeOr
 from fencepost.settings.rules import Declared, declared_in, setting
 
@@ -230,6 +230,24 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSide:
+    """For the commands that talk to a node, as `fencepost send` does."""
+
+    urls: tuple[str, ...] = setting(
+        UrlList(("http", "https")),
+        ["http://127.0.0.1:8420"],
+        "The nodes that commands talk to; when one does not answer, the next is asked.",
+        variable="FENCEPOST_URL",
+    )
+    api_key: str = setting(
+        Secret("a token as `fencepost keys create` shows it", r"[!-~]{1,100}"),
+        "",
+        "The API key that commands send along.",
+        variable="FENCEPOST_API_KEY",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Keys:
     """Whose keys sign. `private_keys` come from FENCEPOST_KEY_<ANYTHING> alone: 0x and 64 hex digits each."""
 
@@ -320,6 +338,7 @@ class Settings:
     history: History = field(default_factory=History)
     events: Events = field(default_factory=Events)
     api: Api = field(default_factory=Api)
+    client: ClientSide = field(default_factory=ClientSide)
     keys: Keys = field(default_factory=Keys)
     log: Log = field(default_factory=Log)
     chains: Mapping[str, ChainSettings] = field(default_factory=_one_dev_chain)

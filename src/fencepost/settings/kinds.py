@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from fencepost.settings.masking import check_dsn, check_url, mask_dsn, mask_url
+from fencepost.settings.masking import HIDDEN, check_dsn, check_url, mask_dsn, mask_url
 
 T = TypeVar("T")
 W = TypeVar("W", bound=str)
@@ -109,6 +109,30 @@ class Text(Kind[str]):
 
     def plain(self, value: str) -> Plain:
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Secret(Kind[str]):
+    """A text that nobody is shown."""
+
+    what: str
+    pattern: str
+    secret: ClassVar[bool] = True
+
+    @property
+    def allowed(self) -> str:
+        return f'{self.what}, or ""'
+
+    def parse(self, raw: object) -> str:
+        if not isinstance(raw, str) or (raw and not re.fullmatch(self.pattern, raw)):
+            raise ValueError("not such a text")
+        return raw
+
+    def plain(self, value: str) -> Plain:
+        return value
+
+    def conceal(self, value: str) -> Plain:
+        return HIDDEN if value else ""
 
 
 @dataclass(frozen=True, slots=True)

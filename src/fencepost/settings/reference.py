@@ -43,5 +43,6 @@ def _section(title: str, members: Iterable[tuple[str, Declared]]) -> str:
     for key, declared in members:
         rule = declared.rule
         allowed = rule.kind.allowed.replace("|", "\\|")
-        lines.append(f"| `{key}` | `{json.dumps(rule.default)}` | {rule.doc} Must be {allowed}. |")
+        short = f" Variable: `{rule.variable}`." if rule.variable else ""
+        lines.append(f"| `{key}` | `{json.dumps(rule.default)}` | {rule.doc} Must be {allowed}.{short} |")
     return "\n".join(lines) + "\n"

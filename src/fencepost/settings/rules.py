@@ -18,6 +18,7 @@ class Rule:
     kind: Kind[Any]
     default: Plain
     doc: str
+    variable: str = ""  # a shorter one than the key would give
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,15 @@ class Declared:
 
     @property
     def variable(self) -> str:
-        return "FENCEPOST_" + self.key.upper().replace(".", "_")
+        return self.rule.variable or "FENCEPOST_" + self.key.upper().replace(".", "_")
 
     @property
     def flag(self) -> str:
         return "--" + self.key.replace(".", "-").replace("_", "-")
 
 
-def setting(kind: Kind[T], default: Plain, doc: str) -> T:
-    rule = Rule(kind, default, doc)
+def setting(kind: Kind[T], default: Plain, doc: str, *, variable: str = "") -> T:
+    rule = Rule(kind, default, doc, variable)
     return field(default=kind.parse(default), metadata={_RULE: rule}, repr=not kind.secret)
 
 
