@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -291,21 +292,61 @@ async def test_a_stranger_at_our_nonce_protects_after_three_looks(bench: Bench, 
     assert len(bench.chain.sent) == sent  # a protected signer sends nothing
 
 
-async def test_a_receipt_that_comes_late_is_no_stranger(bench: Bench) -> None:
-    node = bench.node()
-    tx_id = await bench.request()
-    await node.turn()
-    lane = node.lane
-    bench.chain.mine()
+@contextmanager
+def receipts_lagging(bench: Bench) -> Iterator[None]:
+    """A node that knows the new nonce already, and its receipt not yet."""
     hidden = bench.chain.receipts
 
     async def none_yet(hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
         return [None for _ in hashes]
 
     bench.chain.receipts = none_yet  # type: ignore[method-assign]  # a node whose receipts lag
-    await node.turn()
-    assert lane.suspicions == {0: 1}
+    yield
     bench.chain.receipts = hidden  # type: ignore[method-assign]  # they are there now
+
+
+async def test_receipts_that_lag_for_seconds_after_a_take_over_are_no_stranger(bench: Bench) -> None:
+    old = bench.node(name="old")
+    tx_id = await bench.request()
+    await old.turn()
+    await old.release()
+    bench.chain.mine()
+    new = bench.node(name="new")
+    with receipts_lagging(bench):
+        for _ in range(7):
+            again_s = await new.turn()
+            assert again_s == 0.5
+            bench.clock.advance(again_s)
+    bench.chain.mine()
+    await new.turn(2)
+    assert bench.state(tx_id) is State.CONFIRMED
+
+
+async def test_a_protected_signer_asks_for_receipts_now_and_then_only(bench: Bench) -> None:
+    node = bench.node()
+    await bench.request()
+    await node.turn()
+    bench.chain.stranger(bench.signer.address, nonce=0)
+    bench.chain.mine()
+    for _ in range(4):
+        bench.clock.advance(61)
+        await node.turn()
+    assert node.lane.is_protected
+    again_s = await node.turn()
+    assert again_s is not None
+    assert again_s > 5
+
+
+async def test_a_receipt_that_comes_late_is_no_stranger(bench: Bench) -> None:
+    node = bench.node()
+    tx_id = await bench.request()
+    await node.turn()
+    lane = node.lane
+    bench.chain.mine()
+    with receipts_lagging(bench):
+        bench.clock.advance(1)
+        await node.turn()
+        assert lane.suspicions == {0: 1}
     bench.chain.mine()
     await node.turn(2)
     assert bench.state(tx_id) is State.CONFIRMED

@@ -133,6 +133,7 @@ class Lane:
     suspicions: dict[int, int] = field(
         default_factory=dict
     )  # nonce → how often it looked consumed by a stranger
+    judged_at_s: float | None = None  # the last look that counted for that
     quoted: tuple[float, Fees] | None = None
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
     forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone

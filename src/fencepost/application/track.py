@@ -21,6 +21,9 @@ from fencepost.errors import RpcError
 # A nonce that looks consumed by a stranger is looked at this often before the alarm: receipts may lag behind nonces.
 SUSPICIONS_BEFORE_PROTECT = 3
 
+# Looks that follow one another faster than this tell nothing new, and count as one.
+SUSPICION_APART_S = 2.0
+
 
 async def track(lane: Lane) -> int:
     """How many transactions moved."""
@@ -92,12 +95,13 @@ async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
     if not missing:
         return
     latest = await lane.chain.nonce(lane.signer.address, "latest")
+    counts = _is_a_new_look(lane)
     stale: list[TxChange] = []
     for tx in missing:
         nonce = tx.held_nonce()
         if nonce < latest:
-            lane.suspicions[nonce] = lane.suspicions.get(nonce, 0) + 1
-            lane.must_look_up = True
+            lane.suspicions[nonce] = lane.suspicions.get(nonce, 0) + counts
+            lane.must_look_up |= not lane.is_protected  # after the alarm, now and then is enough
             if lane.suspicions[nonce] >= SUSPICIONS_BEFORE_PROTECT:
                 await protect(lane, f"nonce {nonce} was consumed by a transaction that is not ours")
                 return
@@ -107,6 +111,14 @@ async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
             stale.append(lane.change(tx, managed.stale))
     if stale:
         await lane.commit(stale, op="stale")
+
+
+def _is_a_new_look(lane: Lane) -> bool:
+    now_s = lane.clock.now_s()
+    if lane.judged_at_s is not None and now_s - lane.judged_at_s < SUSPICION_APART_S:
+        return False
+    lane.judged_at_s = now_s
+    return True
 
 
 def _is_newly_stale(lane: Lane, tx: ManagedTx) -> bool:
