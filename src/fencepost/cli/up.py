@@ -14,10 +14,10 @@ from fencepost.cli.options import settings_options
 from fencepost.cli.tables import console
 from fencepost.dev.surroundings import surroundings
 from fencepost.runtime import logs
-from fencepost.services import services_of
 from fencepost.serving import bind, serve
 from fencepost.settings import Loaded
 from fencepost.wiring import open_node
+from fencepost.wiring_api import services_of
 
 
 @click.command()

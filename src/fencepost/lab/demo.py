@@ -135,7 +135,7 @@ class Demo:
 
     async def _kill_half_way(self, outcome: Outcome) -> float:
         """The node that holds the most signers gets no chance to say goodbye."""
-        while await self._count("state = 'CONFIRMED'") < self.transactions // 4:
+        while await self._count("state = 'CONFIRMED'") < self.transactions // 4:  # noqa: ASYNC110 - another process's work
             await asyncio.sleep(0.02)
         owners = Counter(
             row["owner_node"]
@@ -245,24 +245,22 @@ async def stage(
         dsn = await stack.enter_async_context(_own_database(server.dsn))
         keys = [f"0x{key.hex()}" for key in chain.private_keys[:SIGNERS]]
         report(f"starting {NODES} nodes")
-        nodes = [
-            await _start(stack, f"node-{number}", dsn, chain.rpc_url, keys, logs)
-            for number in range(1, NODES + 1)
-        ]
+        nodes = []
+        for name in (f"node-{number}" for number in range(1, NODES + 1)):
+            node = await start_node(
+                name,
+                dsn=dsn,
+                rpc_url=chain.rpc_url,
+                private_keys=keys,
+                settings=_SETTINGS,
+                log=logs / f"{name}.log",
+            )
+            stack.push_async_callback(node.stop)
+            nodes.append(node)
         database = await asyncpg.connect(dsn)
         stack.push_async_callback(database.close)
         addresses = tuple(LocalKeys.from_hex(keys).addresses())
         yield Demo(dsn, chain, nodes, database, addresses, transactions)
-
-
-async def _start(
-    stack: AsyncExitStack, name: str, dsn: str, rpc_url: str, keys: list[str], logs: Path
-) -> NodeProcess:
-    node = await start_node(
-        name, dsn=dsn, rpc_url=rpc_url, private_keys=keys, settings=_SETTINGS, log=logs / f"{name}.log"
-    )
-    stack.push_async_callback(node.stop)
-    return node
 
 
 @asynccontextmanager

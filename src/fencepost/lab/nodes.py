@@ -67,5 +67,6 @@ async def start_node(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        raise Unready(f"node {name} did not start; its log is {log}") from error
+        words = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise Unready(f"node {name} did not start: {words[-1][:500]}") from error
     return NodeProcess(name, url, process)

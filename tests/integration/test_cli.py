@@ -1,0 +1,232 @@
+"""The command as users run it: what goes wrong is one line and exit code 2, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import asyncpg
+import pytest
+
+from fix_anvil import TestChain
+from fix_postgres import with_database
+
+NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
+async def fencepost(
+    *arguments: str, env: Mapping[str, str] = NO_ENVIRONMENT, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fencepost", *arguments,
+        env={**os.environ, **env}, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def assert_refused(
+    *arguments: str, says: str, cwd: Path | None = None, env: Mapping[str, str] = NO_ENVIRONMENT
+) -> None:
+    status, out, errors = await fencepost(*arguments, cwd=cwd, env=env)
+    assert status == 2, errors
+    assert out == ""
+    assert errors.startswith("fencepost: ")
+    assert errors.count("\n") == 1, errors
+    assert says in errors
+
+
+@asynccontextmanager
+async def node(
+    dsn: str, chain: TestChain, *arguments: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A `fencepost up` that is ready, at its URL."""
+    environ = {
+        **os.environ,
+        "FENCEPOST_DATABASE_DSN": dsn,
+        "FENCEPOST_RPC_URL": chain.rpc_url,
+        "FENCEPOST_KEY_0": chain.private_keys[0].hex(),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fencepost", "up", "--json", "--port", "0", "--set", "confirmations.required=0", *arguments,
+        env=environ, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            ready = json.loads(await process.stdout.readline())
+        yield process, ready["url"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+# ---- what it says when something is wrong
+
+
+@pytest.mark.parametrize("command", ["up", "migrate"])
+async def test_nothing_listens_at_the_dsn(command: str) -> None:
+    await assert_refused(
+        command, "--port=0", "--rpc-url=http://127.0.0.1:1", "--dsn=postgresql://me:hush@127.0.0.1:1/x",
+        says="nothing listens there",
+    )  # fmt: skip
+
+
+async def test_the_password_is_not_shown(dsn: str) -> None:
+    wrong = dsn.replace(dsn.split(":")[2].split("@", maxsplit=1)[0], "not-the-secret")
+    status, out, errors = await fencepost("migrate", "--dsn", wrong)
+    assert status == 2
+    assert "refuses this user or password" in errors
+    assert "not-the-secret" not in out + errors
+
+
+async def test_a_database_that_does_not_exist(dsn: str) -> None:
+    await assert_refused("migrate", "--dsn", with_database(dsn, "nowhere"), says="does not exist")
+
+
+async def test_no_right_to_create_tables(empty_dsn: str) -> None:
+    connection = await asyncpg.connect(empty_dsn)
+    role = f"poor_{os.getpid()}_{time.monotonic_ns()}"
+    try:
+        await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'poor'")
+        await connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        poor = empty_dsn.replace(empty_dsn.split("//")[1].split("@", maxsplit=1)[0], f"{role}:poor")
+        await assert_refused("migrate", "--dsn", poor, says="grant")
+        assert await connection.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+    finally:
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await connection.close()
+
+
+async def test_the_port_is_taken(dsn: str, anvil: TestChain) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        await assert_refused(
+            "up", f"--port={port}", "--dsn", dsn, "--rpc-url", anvil.rpc_url, says=f"127.0.0.1:{port}"
+        )
+
+
+async def test_the_node_is_unreachable(dsn: str) -> None:
+    await assert_refused("up", "--port=0", "--dsn", dsn, "--rpc-url=http://127.0.0.1:1", says="127.0.0.1:1")
+
+
+async def test_the_wrong_chain(dsn: str, anvil: TestChain) -> None:
+    await assert_refused(
+        "up", "--port=0", "--dsn", dsn, "--rpc-url", anvil.rpc_url, "--chain-id=1", says="31337"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[lease\n", "line 1"),
+        ("[lease]\nduraton = '5s'\n", "lease.duration"),
+        ("[lease]\nduration = 'soon'\n", "lease.duration"),
+        ("[api]\nport = 99999\n", "65535"),
+    ],
+)
+async def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "fencepost.toml").write_text(text)
+    await assert_refused("up", says=says, cwd=tmp_path)
+
+
+async def test_an_unknown_variable_and_an_unknown_key() -> None:
+    await assert_refused("config", env={"FENCEPOST_LEASE_DURATON": "5s"}, says="FENCEPOST_LEASE_DURATION")
+    await assert_refused("up", "--set", "lease.duraton=5s", says="lease.duration")
+    await assert_refused("up", "--set", "lease.duration", says="key=value")
+
+
+async def test_an_unknown_command_is_told_with_exit_code_2() -> None:
+    status, _, errors = await fencepost("upp")
+    assert status == 2
+    assert "upp" in errors
+
+
+# ---- what it does when all is well
+
+
+async def test_a_node_is_ready_and_healthy_and_ends_within_five_seconds(dsn: str, anvil: TestChain) -> None:
+    async with node(dsn, anvil) as (process, url):
+        async with aiohttp.ClientSession() as session:
+            for path in ("/healthz", "/readyz", "/version", "/docs", "/openapi.json"):
+                async with session.get(url + path) as response:
+                    assert response.status == 200, path
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+        assert time.monotonic() - began_s < 5
+
+
+async def test_ctrl_c_ends_it_too(dsn: str, anvil: TestChain) -> None:
+    async with node(dsn, anvil) as (process, _):
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+
+
+async def test_a_request_through_the_door_is_mined(dsn: str, anvil: TestChain) -> None:
+    async with node(dsn, anvil) as (_, url), aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/api/v1/signers") as response:
+            signer = json.dumps(await response.json()).split('"0x')[1][:40]
+        body = {"signer": f"0x{signer}", "requestId": "one", "payload": {"to": f"0x{signer}", "value": "1"}}
+        async with session.post(f"{url}/api/v1/tx?wait=confirmed", json=body) as response:
+            answer = await response.json()
+            assert response.status in (200, 202), answer
+        assert answer["state"] == "CONFIRMED"
+        assert await anvil.nonce(f"0x{signer}") == 1
+
+
+async def test_doctor_finds_all_well_and_finds_faults(dsn: str, anvil: TestChain) -> None:
+    key = {"FENCEPOST_KEY_0": anvil.private_keys[0].hex()}
+    status, out, errors = await fencepost(
+        "doctor", "--json", "--dsn", dsn, "--rpc-url", anvil.rpc_url, env=key
+    )
+    assert status == 0, out + errors
+    checks = {row["check"]: row for row in json.loads(out)}
+    assert {"python", "database", "durability", "clock", "migrations", "keys", "balance"} <= set(checks)
+    assert all(row["verdict"] == "ok" for row in checks.values())
+
+    status, out, _ = await fencepost(
+        "doctor", "--json", "--dsn", dsn, "--rpc-url=http://127.0.0.1:1", env=key
+    )
+    assert status == 1
+    assert any(row["verdict"] == "fail" and "127.0.0.1:1" in row["detail"] for row in json.loads(out))
+
+
+async def test_migrate_tells_what_it_did(empty_dsn: str) -> None:
+    status, out, _ = await fencepost("migrate", "status", "--json", "--dsn", empty_dsn)
+    assert status == 0
+    assert {row["state"] for row in json.loads(out)} == {"missing"}
+    status, out, _ = await fencepost("migrate", "--json", "--dsn", empty_dsn)
+    assert {row["state"] for row in json.loads(out)} == {"applied now"}
+    status, out, _ = await fencepost("migrate", "--json", "--dsn", empty_dsn)
+    assert {row["state"] for row in json.loads(out)} == {"applied"}
+    status, out, _ = await fencepost("migrate", "--sql")
+    assert "CREATE TABLE signer_lease" in out
+
+
+async def test_a_node_that_may_not_migrate_refuses_an_old_schema(empty_dsn: str, anvil: TestChain) -> None:
+    await assert_refused(
+        "up", "--port=0", "--dsn", empty_dsn, "--rpc-url", anvil.rpc_url, "--set=database.migrate_on_start=false",
+        says="run fencepost migrate",
+    )  # fmt: skip
+
+
+async def test_help_names_every_command() -> None:
+    status, out, _ = await fencepost("--help")
+    assert status == 0
+    assert all(command in out for command in ("up", "demo", "migrate", "doctor", "config", "version"))
