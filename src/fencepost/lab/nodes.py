@@ -67,6 +67,10 @@ async def start_node(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        words = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise Unready(f"node {name} did not start: {words[-1][:500]}") from error
+        raise Unready(f"node {name} did not start: {_last_words(log)}") from error
     return NodeProcess(name, url, process)
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else "it said nothing"
