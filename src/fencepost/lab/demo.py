@@ -24,6 +24,7 @@ import aiohttp
 import asyncpg
 
 from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
@@ -84,7 +85,7 @@ class Demo:
     dsn: str
     chain: AnvilNode
     nodes: list[NodeProcess]
-    database: asyncpg.Connection[asyncpg.Record]
+    database: Pool
     addresses: tuple[str, ...]
     transactions: int
     _note: str = "pouring"
@@ -257,8 +258,7 @@ async def stage(
             )
             stack.push_async_callback(node.stop)
             nodes.append(node)
-        database = await asyncpg.connect(dsn)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=3))
         addresses = tuple(LocalKeys.from_hex(keys).addresses())
         yield Demo(dsn, chain, nodes, database, addresses, transactions)
 
