@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 import asyncpg
 
-from fencepost.adapters.evm.abi import encode_call, encode_constructor
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
 from fencepost.adapters.postgres.reader import PostgresReader
@@ -30,6 +31,20 @@ DATABASE_FAILURES = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
+
+
+def _encode_call(*, method: str, abi: Sequence[Any] | None, args: Sequence[Any]) -> bytes:
+    from fencepost.adapters.evm.abi import (
+        encode_call,  # its library takes a second to import, and few need it
+    )
+
+    return encode_call(method=method, abi=abi, args=args)
+
+
+def _encode_constructor(*, abi: Sequence[Any], args: Sequence[Any]) -> bytes:
+    from fencepost.adapters.evm.abi import encode_constructor  # see above
+
+    return encode_constructor(abi=abi, args=args)
 
 
 def services_of(running: Running) -> Services:
@@ -58,8 +73,8 @@ def services_of(running: Running) -> Services:
         holds=lambda signer: signer in node.lanes,
         rules_of=rules_of,
         parse_address=parse_checked_address,
-        encode_call=encode_call,
-        encode_constructor=encode_constructor,
+        encode_call=_encode_call,
+        encode_constructor=_encode_constructor,
         is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),
         host=settings.api.host,
         expose_nonce=settings.api.expose_nonce,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 
 import click
@@ -22,17 +23,22 @@ from fencepost.wiring_api import services_of
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when the node is ready.")
+@click.option(
+    "--while-stdin", is_flag=True, help="End when standard input ends: for programs that start nodes."
+)
 @settings_options
-def up(*, as_json: bool, loaded: Loaded) -> None:
+def up(*, as_json: bool, while_stdin: bool, loaded: Loaded) -> None:
     """Start a node. Without a DSN or an RPC URL it brings its own PostgreSQL and dev chain."""
     logs.configure(loaded.settings.log.format, loaded.settings.log.level)
-    uvloop.run(_run(loaded, as_json=as_json))
+    uvloop.run(_run(loaded, as_json=as_json, while_stdin=while_stdin))
 
 
-async def _run(loaded: Loaded, *, as_json: bool) -> None:
+async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if while_stdin:
+        _stop_at_end_of_input(stop)
     out = console()
     settings = loaded.settings
     listener = bind(settings.api.host, settings.api.port)
@@ -50,3 +56,14 @@ async def _run(loaded: Loaded, *, as_json: bool) -> None:
                     f"✓ node {running.node.name} is ready at {url}  (docs at {url}/docs)", style="green"
                 )
             await stop.wait()
+
+
+def _stop_at_end_of_input(stop: asyncio.Event) -> None:
+    """The parent holds the other end of the pipe; the kernel closes it, however the parent dies."""
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            asyncio.get_running_loop().remove_reader(0)
+            stop.set()
+
+    asyncio.get_running_loop().add_reader(0, read)

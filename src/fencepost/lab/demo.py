@@ -30,7 +30,7 @@ from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
 from fencepost.dev.postgres import embedded_postgres
 from fencepost.dev.surroundings import data_folder
-from fencepost.lab.nodes import NodeProcess, start_node
+from fencepost.lab.nodes import NodeProcess, start_nodes
 from fencepost.settings import Settings
 
 NODES = 3
@@ -246,18 +246,16 @@ async def stage(
         dsn = await stack.enter_async_context(_own_database(server.dsn))
         keys = [f"0x{key.hex()}" for key in chain.private_keys[:SIGNERS]]
         report(f"starting {NODES} nodes")
-        nodes = []
-        for name in (f"node-{number}" for number in range(1, NODES + 1)):
-            node = await start_node(
-                name,
-                dsn=dsn,
-                rpc_url=chain.rpc_url,
-                private_keys=keys,
-                settings=_SETTINGS,
-                log=logs / f"{name}.log",
-            )
+        nodes = await start_nodes(
+            [f"node-{number}" for number in range(1, NODES + 1)],
+            dsn=dsn,
+            rpc_url=chain.rpc_url,
+            private_keys=keys,
+            settings=_SETTINGS,
+            logs=logs,
+        )
+        for node in nodes:
             stack.push_async_callback(node.stop)
-            nodes.append(node)
         database = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=3))
         addresses = tuple(LocalKeys.from_hex(keys).addresses())
         yield Demo(dsn, chain, nodes, database, addresses, transactions)

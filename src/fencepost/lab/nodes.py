@@ -44,6 +44,39 @@ class NodeProcess:
             await self.kill()
 
 
+async def start_nodes(
+    names: Sequence[str],
+    *,
+    dsn: str,
+    rpc_url: str,
+    private_keys: Sequence[str],
+    settings: Mapping[str, str],
+    logs: Path,
+) -> list[NodeProcess]:
+    """All of them, side by side; or none, and the reason."""
+    started = await asyncio.gather(
+        *(
+            start_node(
+                name,
+                dsn=dsn,
+                rpc_url=rpc_url,
+                private_keys=private_keys,
+                settings=settings,
+                log=logs / f"{name}.log",
+            )
+            for name in names
+        ),
+        return_exceptions=True,
+    )
+    failures = [failure for failure in started if isinstance(failure, BaseException)]
+    nodes = [node for node in started if isinstance(node, NodeProcess)]
+    if failures:
+        for node in nodes:
+            await node.stop()
+        raise failures[0]
+    return nodes
+
+
 async def start_node(
     name: str, *, dsn: str, rpc_url: str, private_keys: Sequence[str], settings: Mapping[str, str], log: Path
 ) -> NodeProcess:
@@ -55,8 +88,8 @@ async def start_node(
     ]
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fencepost", "up", "--json", *arguments,
-            env=environ, stdout=asyncio.subprocess.PIPE, stderr=errors, stdin=asyncio.subprocess.DEVNULL,
+            sys.executable, "-m", "fencepost", "up", "--json", "--while-stdin", *arguments,
+            env=environ, stdout=asyncio.subprocess.PIPE, stderr=errors, stdin=asyncio.subprocess.PIPE,
         )  # fmt: skip
     assert process.stdout is not None  # noqa: S101 - it was asked for
     try:
