@@ -362,11 +362,14 @@ class NodeProcess:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    async def says(self, text: str) -> None:
-        async def heard() -> bool:
-            return text in self.said()
+    async def noted(self, **fields: str) -> None:
+        """Until the node has noted an event with these fields."""
 
-        await eventually(heard, why=f"{text!r} is not in {self.said()[-2000:]}")
+        async def has_noted() -> bool:
+            lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+            return any(fields.items() <= line.items() for line in lines)
+
+        await eventually(has_noted, why=f"{fields} is not in {self.said()[-2000:]}")
 
     def end(self) -> None:
         if self.process.poll() is None:

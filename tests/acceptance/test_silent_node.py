@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -43,18 +44,26 @@ class Gateway:
         return web.Response(status=503) if fails else web.Response(body=content, headers=headers)
 
 
-@pytest.fixture
-async def gateway(ticking: OwnChain) -> AsyncIterator[Gateway]:
-    gateway = Gateway(ticking.rpc_url)
+@asynccontextmanager
+async def gateway_to(chain: OwnChain) -> AsyncIterator[Gateway]:
+    gateway = Gateway(chain.rpc_url)
     app = web.Application()
     app.router.add_post("/", gateway.handle)
     runner = web.AppRunner(app, shutdown_timeout=1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    gateway.url = f"http://{host}:{port}/"
-    yield gateway
-    await runner.cleanup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        gateway.url = f"http://{host}:{port}/"
+        yield gateway
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def gateway(ticking: OwnChain) -> AsyncIterator[Gateway]:
+    async with gateway_to(ticking) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize(
@@ -89,3 +98,24 @@ async def test_everything_is_mined_once_in_one_term(
     assert gateway.failed == 2
     assert len(await book.terms(account)) == 1
     await check_all_mined_once(book, ticking, account, COUNT)
+
+
+async def test_a_nonce_too_low_sends_a_node_to_look_and_not_to_give_up(
+    dsn: str, by_hand: OwnChain, book: Book, client: Client
+) -> None:
+    """It is mined while blocks can't be read; the node learns of it when it sends the bytes once more."""
+    account = by_hand.accounts[0]
+    (tx_id,) = await client.ask(account, 1)
+    async with gateway_to(by_hand) as gateway:
+        chain = replace(by_hand, rpc_url=gateway.url)
+        options = {"resubmit.interval": "1s"}
+        async with open_fencepost(dsn, chain, account, options=options) as fencepost:
+            await fencepost.wait_for(tx_id, "submitted")
+            gateway.failing, gateway.failures_left = "eth_getBlockByNumber", 10**6
+            await by_hand.mine()
+            mined = await fencepost.wait_for(tx_id, "mined", timeout_s=15)
+    assert mined is not None
+    assert (mined.state, mined.ending, len(mined.attempts)) == ("TRACKING", None, 1)
+    said = [detail["result"] for event, detail in await book.journal(tx_id) if event == "SendResult"]
+    assert said[-1] == "nonce_too_low"
+    assert len(await by_hand.mined_from(account.address)) == 1

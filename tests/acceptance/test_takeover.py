@@ -45,21 +45,33 @@ SHORT = {
 COUNT = 24
 
 
+def stops(at: str, nth: int = 1) -> Failpoint:
+    return Failpoint(at, "before", "stop", nth)
+
+
 @pytest.mark.parametrize(
-    "point",
+    ("point", "refused"),
     [
-        Failpoint("commit:AssignNonce", "before", "stop", nth=2),
-        Failpoint("commit:SendResult", "before", "stop", nth=2),
-        Failpoint("send", "before", "stop", nth=2),
-        Failpoint("commit:ReceiveReceipt", "before", "stop"),
-        Failpoint("commit:Finish", "before", "stop"),
-        Failpoint("renew", "before", "stop", nth=2),
+        (stops("commit:AssignNonce", 2), "allocate"),
+        (stops("commit:SendResult", 2), "send_result"),
+        (stops("send", 2), "send_result"),
+        (stops("commit:ReceiveReceipt"), "receipt"),
+        (stops("commit:Finish"), "confirm"),
+        (stops("renew", 2), "renew"),
     ],
-    ids=lambda point: point.at,
+    ids=lambda value: value.at if isinstance(value, Failpoint) else value,
 )
 async def test_whatever_a_node_writes_after_it_lost_its_lease_is_refused(
-    dsn: str, ticking: OwnChain, book: Book, client: Client, start_node: StartNode, *, point: Failpoint
+    dsn: str,
+    ticking: OwnChain,
+    book: Book,
+    client: Client,
+    start_node: StartNode,
+    *,
+    point: Failpoint,
+    refused: str,
 ) -> None:
+    """The write that it was about to make is the first thing it does when it wakes up."""
     account = ticking.accounts[0]
     await client.ask(account, COUNT)
     paused = start_node(ticking, account, name="paused", options=SHORT, failpoints=[point])
@@ -68,7 +80,7 @@ async def test_whatever_a_node_writes_after_it_lost_its_lease_is_refused(
         await _until_taken_over(book, account)
         at_take_over = await _written_by(book, "paused")
         paused.signal(signal.SIGCONT)
-        await paused.says('"fenced"')
+        await paused.noted(event="fenced", op=refused)
         await book.until_states(account, CONFIRMED=COUNT)
         assert second.running.observer.counts["fenced"] == 0
     assert await _written_by(book, "paused") == at_take_over
