@@ -32,6 +32,7 @@ _WITH_BODY = (
     "address_invalid",
     "body_too_large",
     "media_type",
+    "refused",
 )
 _PATH_TYPES: dict[str, Any] = {
     "tx_id": {"type": "string", "format": "uuid"},
@@ -49,6 +50,8 @@ _IDEMPOTENCY = {
     "description": "Taken as `requestId` when the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
+_ABOUT_A_TX = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx")
+_LINK_TO_TX = {"parameters": {"txId": "$response.body#/txId"}}
 
 
 def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
@@ -158,11 +161,14 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
-            "description": "As asked." if status == 200 else "Taken; not yet as far as asked.",  # noqa: PLR2004 - OK
+            "description": "As asked." if status == 200 else "Taken; not yet as far as asked.",  # noqa: PLR2004 - the status of success
             "content": {"application/json": {"schema": {"$ref": _REF.format(name=answer.__name__)}}},
         }
         for status, answer in operation.answers.items()
     }
+    if operation.body is TxRequest:
+        for answer in responses.values():
+            answer["links"] = {name: _LINK_TO_TX | {"operationId": name} for name in _ABOUT_A_TX}
     codes = [*_ALWAYS, *operation.problems]
     codes += _GUARDED if operation.scopes else ()
     codes += _WITH_BODY if operation.body is not None else ()

@@ -15,12 +15,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fencepost.errors import (
+    DatabaseUnusable,
     InvalidRequest,
     NotLeader,
     RequestConflict,
     RpcError,
     SignerProtected,
     UnknownSigner,
+    UsageError,
 )
 
 _log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ KINDS: dict[str, Kind] = {
         "A person has to decide: POST /api/v1/signers/{address}/unprotect.",
     ),
     "not_leader": Kind(409, "Another node has this signer", "Send the request to the owner, or retry."),
+    "refused": Kind(409, "The request is refused", "See the detail."),
     "tx_ended": Kind(409, "The transaction has ended", "Nothing can be done about it any more."),
     "signer_state": Kind(409, "The signer is in another state", "Look at GET /api/v1/signers/{address}."),
     "body_too_large": Kind(413, "The body is too large", "Split the batch, or shorten the data."),
@@ -166,6 +169,10 @@ def foreseen(error: BaseException) -> ApiError | None:
             return ApiError("signer_protected", str(error), field="signer")
         case NotLeader():
             return ApiError("not_leader", str(error), owner=error.owner, retry_after_s=RETRY_AFTER_S)
+        case DatabaseUnusable():
+            return ApiError("database_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
+        case UsageError():
+            return ApiError("refused", str(error)[:1000])
         case RpcError():
             return ApiError("chain_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
         case _:
