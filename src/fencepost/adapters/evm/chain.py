@@ -38,6 +38,15 @@ from fencepost.errors import (
 _FEE_HISTORY_BLOCKS: Final = 5
 _FEE_PERCENTILE: Final = 50
 _METHOD_NOT_FOUND: Final = -32601
+# What only reads may be asked of a second node when the first is silent.
+_READS: Final = (
+    "eth_get",
+    "eth_call",
+    "eth_estimateGas",
+    "eth_feeHistory",
+    "eth_gasPrice",
+    "eth_blockNumber",
+)
 # What a node that failed as a whole may have meant; anything else it says is about the transaction.
 _ABOUT_THE_NODE: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
 
@@ -237,6 +246,16 @@ class EvmChain(Chain):
 
     async def revert_reason(self, tx_hash: TxHash) -> str | None:
         return await self._endpoints.read(lambda endpoint: _replayed(endpoint, tx_hash))
+
+    async def passthrough(self, method: str, params: Sequence[Any]) -> Any:
+        """A call of somebody else's, as it is: the node's result, or its error as `RpcRefused`.
+
+        What the method does is not known here, so only what is sure to be a read goes to a second node.
+        """
+        nodes_max = len(self._endpoints.all) if method.startswith(_READS) else 1
+        return await self._endpoints.pass_on(
+            lambda endpoint: endpoint.rpc.call(method, params), nodes_max=nodes_max
+        )
 
 
 async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | None]:

@@ -8,6 +8,8 @@ Contract
 - An endpoint that failed rests 0.5 s, doubling to 30 s, and is asked meanwhile only if all others failed too. With all
   of them resting, all are asked.
 - Best is: within 3 blocks of the typical head, then the highest head, then the lowest latency.
+- `pass_on` is for calls of strangers: whatever becomes of them says nothing about a node's health, or anybody could
+  talk a node out of use with a call that it can't answer.
 - With a chain id set, an endpoint is used only after it has named that same id, also when it comes up later.
 """
 
@@ -115,6 +117,16 @@ class Endpoints:
         for endpoint in (*healthy, *resting):
             try:
                 return await self._asked(endpoint, ask)
+            except RpcUnavailable as error:
+                errors.append(error)
+        raise RpcUnavailable("; ".join(map(str, errors)))
+
+    async def pass_on(self, ask: Callable[[Endpoint], Awaitable[T]], *, nodes_max: int) -> T:
+        errors: list[RpcUnavailable] = []
+        for endpoint in self.healthy()[:nodes_max]:
+            try:
+                await self._verify(endpoint)
+                return await ask(endpoint)
             except RpcUnavailable as error:
                 errors.append(error)
         raise RpcUnavailable("; ".join(map(str, errors)))
