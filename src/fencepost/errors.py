@@ -6,12 +6,16 @@ FencepostError
 │   ├── InvalidRequest    a field of a request is wrong
 │   ├── RequestConflict   the request id is known, with another payload
 │   ├── UnknownSigner     no key is configured for that signer
-│   └── SignerProtected   the signer waits for a person's decision
+│   ├── SignerProtected   the signer waits for a person's decision
+│   ├── SignerElsewhere   the signer belongs to the core, or to the nonce service: never to both
+│   ├── HoldLost          the hold of a nonce is over: it may be somebody else's by now
+│   └── NonceConflict     the nonce has another transaction than the one named
 ├── Unready              something around us is not as it must be: exit code 2, nothing half-made
 │   ├── DatabaseUnusable  unreachable, too old, no rights
 │   ├── MigrationError    a migration was changed, is missing, or failed
 │   ├── ChainUnusable     RPC unreachable, or another chain than the settings say
-│   └── EmbeddedError     the embedded PostgreSQL or dev chain can't be had
+│   ├── EmbeddedError     the embedded PostgreSQL or dev chain can't be had
+│   └── NonceUnavailable  no nonce can be given right now: nothing was given, ask again
 ├── RpcError              a call to a node had no usable answer
 │   ├── RpcUnavailable    no answer, or not from a node: the outcome is unknown
 │   └── RpcRefused        the node answered with an error
@@ -63,6 +67,18 @@ class SignerProtected(UsageError):
     code = "signer_protected"
 
 
+class SignerElsewhere(UsageError):
+    code = "signer_elsewhere"
+
+
+class HoldLost(UsageError):
+    code = "hold_lost"
+
+
+class NonceConflict(UsageError):
+    code = "nonce_conflict"
+
+
 class Unready(FencepostError):
     code = "environment"
 
@@ -81,6 +97,10 @@ class ChainUnusable(Unready):
 
 class EmbeddedError(Unready):
     code = "embedded_unavailable"
+
+
+class NonceUnavailable(Unready):
+    code = "nonce_unavailable"
 
 
 class RpcError(FencepostError):

@@ -19,7 +19,7 @@ PACKAGE = Path(fencepost.__file__).parent
 
 # What may write without a term, where to, and nothing else; the reasons stand beside the statements.
 UNFENCED = {
-    "accept_requests": {"managed_tx", "journal"},
+    "accept_requests": {"managed_tx", "journal", "signer_use"},
     "ask_command": {"lane_command"},
     "ask_with_audit": {"lane_command", "audit"},
     "key_insert": {"api_key", "audit"},
@@ -27,8 +27,22 @@ UNFENCED = {
     "lease_acquire": {"signer_lease"},
     "lease_insert_missing": {"signer_lease"},
     "lease_record_terms": {"lease_term"},
+    # The nonce service, which never touches what the core has: its own keys, holds and blocks keep order.
+    "nonce_block_flush": {"nonce_block", "nonce_slot"},
+    "nonce_block_give_back": {"nonce_block", "nonce_slot"},
+    "nonce_block_retire_dead": {"nonce_block"},
+    "nonce_block_take": {"nonce_block", "nonce_cursor"},
+    "nonce_cursor_open": {"nonce_cursor"},
+    "nonce_heal": {"nonce_slot"},
+    "nonce_mark": {"nonce_slot"},
+    "nonce_occupy": {"nonce_slot"},
+    "nonce_reclaim": {"nonce_cursor", "nonce_slot"},
+    "nonce_register": {"signer_use"},
+    "nonce_take": {"nonce_cursor", "nonce_slot"},
+    "nonce_take_gaps": {"nonce_slot"},
+    "nonce_write_behind": {"nonce_slot"},
 }
-FENCED = {"commit_lanes", "lease_release", "lease_renew"}
+FENCED = {"commit_lanes", "lease_release", "lease_renew", "nonce_take_leased"}
 
 # SQL in Python: migrations, the session's own set-up and notifications.
 WRITES_SQL = {Path("adapters/postgres") / name for name in ("migrate.py", "database.py", "wakeups.py")}

@@ -78,7 +78,27 @@ class PostgresLedger:
         return await self._accept(requests)
 
     async def _accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
-        created = {
+        created: set[UUID] = set()
+        judged: dict[UUID, Accepted] = {}
+        left = list(requests)
+        for is_last in (False, True):
+            created |= await self._store(left)
+            left = [request for request in left if request.tx_id not in created]
+            if left:
+                judged |= await self._judge(left, is_last=is_last)
+                left = [request for request in left if request.tx_id not in judged]
+            if not left:
+                break
+        return [
+            Accepted(AcceptOutcome.CREATED, request.tx_id)
+            if request.tx_id in created
+            else judged[request.tx_id]
+            for request in requests
+        ]
+
+    async def _store(self, requests: Sequence[NewRequest]) -> set[UUID]:
+        """The ids of those that were new."""
+        return {
             row["tx_id"]
             for row in await self._pool.fetch(
                 sql("accept_requests"),
@@ -95,17 +115,13 @@ class PostgresLedger:
                 [_tags(request) for request in requests],
             )
         }
-        left = [request for request in requests if request.tx_id not in created]
-        judged = await self._judge(left) if left else {}
-        return [
-            Accepted(AcceptOutcome.CREATED, request.tx_id)
-            if request.tx_id in created
-            else judged[request.tx_id]
-            for request in requests
-        ]
 
-    async def _judge(self, requests: Sequence[NewRequest]) -> dict[UUID, Accepted]:
-        """Why nothing was written for these: known, known with another payload, or protected."""
+    async def _judge(self, requests: Sequence[NewRequest], *, is_last: bool) -> dict[UUID, Accepted]:
+        """Why nothing was written for these: known, known with another payload, or the signer takes nothing.
+
+        Where none of that holds, another node met the signer for the first time just then: unless this was the last
+        try, the request is left out here, and stored with the next statement, which sees that.
+        """
         known = {
             row["position"]: row
             for row in await self._pool.fetch(
@@ -127,8 +143,9 @@ class PostgresLedger:
         for position, request in enumerate(requests, start=1):
             row = known.get(position)
             if row is None:
-                reason = reasons.get((request.signer.chain_id, request.signer.address), "")
-                judged[request.tx_id] = Accepted(AcceptOutcome.PROTECTED, request.tx_id, reason)
+                reason = reasons.get((request.signer.chain_id, request.signer.address))
+                if reason is not None or is_last:
+                    judged[request.tx_id] = Accepted(AcceptOutcome.PROTECTED, request.tx_id, reason or "")
             elif row["payload_digest"] == request.payload_digest:
                 judged[request.tx_id] = Accepted(AcceptOutcome.KNOWN, row["tx_id"])
             else:

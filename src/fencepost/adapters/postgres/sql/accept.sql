@@ -1,5 +1,6 @@
 -- name: accept_requests
--- Stores requests that are new, with their first journal row; known ones and those of protected signers are left out.
+-- Stores requests that are new, with their first journal row; known ones and those of protected signers are left out,
+-- and so are those of signers that the nonce service has, or that somebody else met first just now.
 -- unfenced: any node accepts; a QUEUED row has no nonce and claims nothing
 -- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
 -- order wait for each other one way only.
@@ -8,6 +9,20 @@ WITH asked AS MATERIALIZED (
     FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
                 $9::float8[], $11::text[])
          AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s, tags)
+), met AS (
+  INSERT INTO signer_use (chain_id, signer, used_by)
+  SELECT DISTINCT a.chain_id, a.signer, 'core'
+    FROM asked a
+   WHERE NOT EXISTS (SELECT 1 FROM signer_use u WHERE u.chain_id = a.chain_id AND u.signer = a.signer)
+   ORDER BY 1, 2
+      ON CONFLICT DO NOTHING
+  RETURNING chain_id, signer
+), ours AS (
+  SELECT u.chain_id, u.signer
+    FROM signer_use u
+   WHERE u.used_by = 'core' AND (u.chain_id, u.signer) IN (SELECT a.chain_id, a.signer FROM asked a)
+   UNION ALL
+  SELECT chain_id, signer FROM met
 ), created AS (
   INSERT INTO managed_tx
          (seq, tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, tags, journal_count)
@@ -16,6 +31,7 @@ WITH asked AS MATERIALIZED (
          clock_timestamp() + make_interval(secs => a.valid_for_s),
          CASE WHEN a.tags IS NULL THEN '{}' ELSE ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END, 1
     FROM asked a
+    JOIN ours o ON o.chain_id = a.chain_id AND o.signer = a.signer
    WHERE NOT EXISTS (SELECT 1
                        FROM signer_nonce_cursor c
                       WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT')
@@ -40,6 +56,11 @@ SELECT c.chain_id, c.signer, c.reason
   FROM signer_nonce_cursor c
   JOIN unnest($1::bigint[], $2::text[]) AS a (chain_id, signer) ON a.chain_id = c.chain_id AND a.signer = c.signer
  WHERE c.state = 'PROTECT'
+ UNION ALL
+SELECT u.chain_id, u.signer, 'it is nonce-only: the nonce service gives its nonces, and the core must not use them'
+  FROM signer_use u
+  JOIN unnest($1::bigint[], $2::text[]) AS a (chain_id, signer) ON a.chain_id = u.chain_id AND a.signer = u.signer
+ WHERE u.used_by = 'nonce'
 
 -- name: ask_command
 -- Stores what a person asks of a lane.

@@ -1,0 +1,123 @@
+"""The scripts of `redis_full`: each is one step that nothing comes between.
+
+Five keys a signer, always in this order: `meta` (a hash: next, revision, floor), `slots` (nonce to its state), `released`
+(by nonce), `held` (by the end of the hold, in ms of Redis's clock), `dirty` (nonces whose state is not in PostgreSQL
+yet). A slot is `revision|STATE|token|end in ms|hash`.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha1
+
+_NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
+
+# count, token, hold in ms → nonces; none when nothing is loaded.
+ALLOCATE = (
+    _NOW
+    + """
+local known = redis.call('HMGET', KEYS[1], 'next', 'floor')
+if not known[1] then return {} end
+local count = tonumber(ARGV[1])
+local ends = string.format('%.0f', now + ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. known[2])
+local nonces = {}
+for i, value in ipairs(redis.call('ZPOPMIN', KEYS[3], count)) do
+  if i % 2 == 1 then nonces[#nonces + 1] = value end
+end
+local fresh = count - #nonces
+if fresh > 0 then
+  local past = redis.call('HINCRBY', KEYS[1], 'next', fresh)
+  for nonce = past - fresh, past - 1 do nonces[#nonces + 1] = string.format('%.0f', nonce) end
+end
+local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+local slot = string.format('%.0f', revision) .. '|HELD|' .. ARGV[2] .. '|' .. ends .. '|'
+for _, nonce in ipairs(nonces) do
+  redis.call('HSET', KEYS[2], nonce, slot)
+  redis.call('ZADD', KEYS[4], ends, nonce)
+  redis.call('SADD', KEYS[5], nonce)
+end
+return nonces
+"""
+)
+
+# nonce, slot as it must be, new state, rest of the new slot → 1 if it was so.
+CHANGE = """
+if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
+local revision = string.format('%.0f', redis.call('HINCRBY', KEYS[1], 'revision', 1))
+redis.call('HSET', KEYS[2], ARGV[1], revision .. '|' .. ARGV[3] .. '|' .. ARGV[4])
+redis.call('ZREM', KEYS[4], ARGV[1])
+if ARGV[3] == 'RELEASED' then redis.call('ZADD', KEYS[3], ARGV[1], ARGV[1]) end
+redis.call('SADD', KEYS[5], ARGV[1])
+return 1
+"""
+
+# what the chain has seen, how many at most → how many were released.
+RECLAIM = (
+    _NOW
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'floor', ARGV[1])
+local released = 0
+for _, nonce in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[2])) do
+  local slot = redis.call('HGET', KEYS[2], nonce)
+  if slot and tonumber(nonce) >= tonumber(ARGV[1]) then
+    local revision = string.format('%.0f', redis.call('HINCRBY', KEYS[1], 'revision', 1))
+    redis.call('HSET', KEYS[2], nonce, (string.gsub(slot, '^%d+|HELD|', revision .. '|RELEASED|')))
+    redis.call('ZREM', KEYS[4], nonce)
+    redis.call('ZADD', KEYS[3], nonce, nonce)
+    redis.call('SADD', KEYS[5], nonce)
+    released = released + 1
+  end
+end
+return released
+"""
+)
+
+# how many at most → Redis's time in ms, then nonce, slot, nonce, slot …
+PICK = (
+    _NOW
+    + """
+local picked = {string.format('%.0f', now)}
+for _, nonce in ipairs(redis.call('SRANDMEMBER', KEYS[5], ARGV[1])) do
+  picked[#picked + 1] = nonce
+  picked[#picked + 1] = redis.call('HGET', KEYS[2], nonce) or ''
+end
+return picked
+"""
+)
+
+# nonce, slot, nonce, slot … as they were written to PostgreSQL; a consumed one is forgotten here.
+SETTLE = """
+for i = 1, #ARGV, 2 do
+  local slot = redis.call('HGET', KEYS[2], ARGV[i]) or ''
+  if slot == ARGV[i + 1] then
+    redis.call('SREM', KEYS[5], ARGV[i])
+    if string.find(slot, '|CONSUMED|', 1, true) then redis.call('HDEL', KEYS[2], ARGV[i]) end
+  end
+end
+return redis.call('SCARD', KEYS[5])
+"""
+
+# revision as it must be ('' for none), next, revision, floor, then nonce, STATE, token, ms left, hash … → 1 if it was so.
+RELOAD = (
+    _NOW
+    + """
+if (redis.call('HGET', KEYS[1], 'revision') or '') ~= ARGV[1] or redis.call('SCARD', KEYS[5]) > 0 then return 0 end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+redis.call('HSET', KEYS[1], 'next', ARGV[2], 'revision', ARGV[3], 'floor', ARGV[4])
+for i = 5, #ARGV, 5 do
+  local nonce, state = ARGV[i], ARGV[i + 1]
+  local ends = string.format('%.0f', now + ARGV[i + 3])
+  redis.call('HSET', KEYS[2], nonce, ARGV[3] .. '|' .. state .. '|' .. ARGV[i + 2] .. '|' .. ends .. '|' .. ARGV[i + 4])
+  if state == 'HELD' then redis.call('ZADD', KEYS[4], ends, nonce) end
+  if state == 'RELEASED' then redis.call('ZADD', KEYS[3], nonce, nonce) end
+end
+return 1
+"""
+)
+
+ALL = (ALLOCATE, CHANGE, RECLAIM, PICK, SETTLE, RELOAD)
+
+
+def digest(script: str) -> str:
+    return sha1(script.encode(), usedforsecurity=False).hexdigest()

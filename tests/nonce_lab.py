@@ -1,0 +1,132 @@
+"""All five schemes on one database and one Redis, as many processes of each as a test wants, with time moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
+
+import asyncpg
+
+from fakes.clock import FakeClock
+from fencepost.adapters.postgres.database import Pool, open_pool
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.nonce.leased import LeasedNonces
+from fencepost.nonce.port import NoncePort
+from fencepost.nonce.postgres import PostgresNonces
+from fencepost.nonce.records import Records
+from fencepost.nonce.redis_full import RedisFullNonces
+from fencepost.nonce.redis_issue import RedisIssueNonces
+from fencepost.nonce.redis_link import RedisLink
+from fencepost.nonce.redis_lock import RedisLock
+from fencepost.nonce.segments import SegmentNonces
+
+SCHEMES = ("postgres", "postgres+lock", "redis_issue", "redis_full", "leased", "segments")
+LEASE_S = 10.0
+DEAD_AFTER_S = 30.0
+HEAL_AFTER_S = 20.0
+ALICE = Signer(31_337, Address("0x" + "a1" * 20))
+BOB = Signer(31_337, Address("0x" + "b2" * 20))
+
+
+def tx_hash(number: int) -> TxHash:
+    return TxHash(f"0x{number:064x}")
+
+
+class NonceLab:
+    def __init__(self, dsn: str, redis_url: str, stack: AsyncExitStack, pool: Pool) -> None:
+        self.clock = FakeClock()
+        self.seen: dict[Signer, int] = {}  # what the chain has seen
+        self.pool = pool  # for looking, and for moving time
+        self.links: list[RedisLink] = []
+        self._dsn = dsn
+        self._redis_url = redis_url
+        self._stack = stack
+
+    async def seen_by_chain(self, signer: Signer) -> int:
+        return self.seen.get(signer, 0)
+
+    async def open(
+        self, scheme: str, *, block_size: int = 50, unflushed_max: int = 1000, pool_size: int = 8
+    ) -> NoncePort:
+        """As a process of its own would have it."""
+        pool = await self._stack.enter_async_context(
+            open_pool(
+                self._dsn,
+                size=pool_size,
+                connect_timeout_s=5,
+                lease_duration_s=LEASE_S,
+                application="nonce lab",
+            )
+        )
+        records = Records(pool, seen_by_chain=self.seen_by_chain, heal_after_s=HEAL_AFTER_S)
+        match scheme:
+            case "postgres":
+                return PostgresNonces(records)
+            case "postgres+lock":
+                return PostgresNonces(records, lock=RedisLock(self.link()))
+            case "redis_issue":
+                return RedisIssueNonces(records, self.link())
+            case "redis_full":
+                return RedisFullNonces(records, self.link())
+            case "leased":
+                return LeasedNonces(records, self._leases(pool), clock=self.clock)
+            case _:
+                return SegmentNonces(
+                    records,
+                    clock=self.clock,
+                    block_size=block_size,
+                    unflushed_max=unflushed_max,
+                    dead_after_s=DEAD_AFTER_S,
+                )
+
+    def link(self) -> RedisLink:
+        """With a clock that stands still until it is moved, so that a test says when to probe."""
+        link = RedisLink(self._redis_url, timeout_s=2, now_s=self.clock.now_s)
+        self._stack.push_async_callback(link.close)
+        self.links.append(link)
+        return link
+
+    def core(self) -> PostgresLedger:
+        return self._leases(self.pool)
+
+    def _leases(self, pool: Pool) -> PostgresLedger:
+        return PostgresLedger(
+            pool,
+            clock=self.clock,
+            node=f"node-{uuid4().hex[:6]}",
+            incarnation=uuid4(),
+            lease_duration_s=LEASE_S,
+            skew_allowance_s=0,
+        )
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        shift = "make_interval(secs => $1)"
+        await self.pool.execute(
+            f"UPDATE nonce_slot SET expires_at = expires_at - {shift}, held_at = held_at - {shift}", seconds
+        )
+        await self.pool.execute(f"UPDATE nonce_block SET seen_at = seen_at - {shift}", seconds)
+        await self.pool.execute(f"UPDATE signer_lease SET expires_at = expires_at - {shift}", seconds)
+        link = self.link()
+        for signer in (ALICE, BOB):
+            held = f"fencepost:nonce:{{{signer}}}:held"
+            for nonce in await link.command("ZRANGE", held, 0, -1):
+                await link.command("ZINCRBY", held, -seconds * 1000, nonce)
+
+    async def slots(self, signer: Signer) -> list[asyncpg.Record]:
+        return await self.pool.fetch(
+            "SELECT * FROM nonce_slot WHERE chain_id = $1 AND signer = $2 ORDER BY nonce",
+            signer.chain_id,
+            signer.address,
+        )
+
+
+@asynccontextmanager
+async def open_nonce_lab(dsn: str, redis_url: str) -> AsyncIterator[NonceLab]:
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(
+            open_pool(dsn, size=2, connect_timeout_s=5, lease_duration_s=LEASE_S, application="looking")
+        )
+        yield NonceLab(dsn, redis_url, stack, pool)
