@@ -11,7 +11,6 @@ from typing import Protocol
 import pytest
 from coincurve import PrivateKey
 
-from fakes.chain import Decoded, FakeChain
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.evm.encoding import address_of, decode_signed, sign_tx
 from fencepost.adapters.evm.rpc import JsonRpc
@@ -20,6 +19,7 @@ from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.send import SendCategory
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 from fencepost.errors import ChainUnusable, WouldRevert
+from fencepost.lab.sim.chain import Decoded, FakeChain
 
 CHAIN_ID = 31_337
 GWEI = 10**9

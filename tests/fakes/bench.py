@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from fakes.chain import Decoded, FakeChain
 from fakes.clock import FakeClock
-from fakes.ledger import FakeDatabase, FakeLedger
 from fakes.observer import FakeObserver
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.signers.local import LocalKeys
@@ -26,6 +24,8 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import Intent, ManagedTx
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, UnsignedTx
+from fencepost.lab.sim.chain import Decoded, FakeChain
+from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
 from fencepost.runtime.node import Node, Pace
 
 CHAIN_ID = 31_337

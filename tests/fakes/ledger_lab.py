@@ -13,7 +13,6 @@ from typing import Protocol
 from uuid import UUID, uuid4
 
 from fakes.clock import FakeClock
-from fakes.ledger import FakeDatabase, FakeLedger
 from fencepost.adapters.postgres.database import Pool, open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.application.intents import digest, to_payload
@@ -21,6 +20,7 @@ from fencepost.application.ports import Ledger, NewRequest
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.managed import Attempt, Intent, Kind, Purpose
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
+from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
 
 LEASE_S = 10.0
 SKEW_S = 2.0

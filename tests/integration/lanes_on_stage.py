@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
 
-from fakes.chain import FakeChain, Lost
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.signers.local import LocalKeys
@@ -26,6 +25,7 @@ from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.managed import ManagedTx, Purpose
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import Fees, SignedTx, UnsignedTx
+from fencepost.lab.sim.chain import FakeChain, Lost
 from integration.schedules import Verdict
 from integration.stage import Owner, Stage
 

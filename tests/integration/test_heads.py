@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 from aiohttp import WSMsgType, web
 
-from fakes.chain import FakeChain
 from fencepost.adapters.evm import heads
 from fencepost.adapters.evm.heads import HeadSource, watch_heads
 from fencepost.application.ports import Header
 from fencepost.domain.ids import Address
+from fencepost.lab.sim.chain import FakeChain
 
 NEVER_S = 600.0
 SOON_S = 0.01

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fakes.chain import FakeChain, Lost
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import Call, SignedTx
 from fencepost.errors import InsufficientFunds, RpcUnavailable
+from fencepost.lab.sim.chain import FakeChain, Lost
 
 SENDER = Address("0x" + "11" * 20)
 

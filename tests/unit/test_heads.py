@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakes.bench import Bench
-from fakes.chain import FakeChain
 from fencepost.application.heads import MOST_CAUGHT_UP, ChainWatch, HeadChange
 from fencepost.domain.ids import BlockHash
+from fencepost.lab.sim.chain import FakeChain
 
 
 async def hashes_of(chain: FakeChain, lowest: int, head: int) -> dict[int, BlockHash]:

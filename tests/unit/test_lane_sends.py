@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, Bench, BenchNode, decode
-from fakes.chain import Lost
 from fencepost.domain.managed import Purpose
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import SignedTx
+from fencepost.lab.sim.chain import Lost
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, SINK, STRICT, Bench, BenchNode
-from fakes.chain import Lost
 from fakes.cut import Cut, Died, How
-from fakes.ledger import FakeLedger
 from fencepost.application.lane import NonceContext, Policy, StateMoved, Untrusted
 from fencepost.domain.ids import TxHash
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, State
 from fencepost.domain.transaction import Call, UnsignedTx
 from fencepost.errors import Fenced
+from fencepost.lab.sim.chain import Lost
+from fencepost.lab.sim.ledger import FakeLedger
 
 MOST_CALLS = 400
 LEASE_AND_SKEW_S = 20.0

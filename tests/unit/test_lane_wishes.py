@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from fakes.bench import GWEI, QUICK, STRICT, Bench, decode
-from fakes.chain import Lost
 from fencepost.application.step import step
 from fencepost.domain.managed import Purpose
 from fencepost.domain.states import CursorState, State
 from fencepost.errors import RpcUnavailable, SignerProtected
+from fencepost.lab.sim.chain import Lost
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A chain in memory behind the `Chain` port, for tests of use cases.
+"""A chain in memory behind the `Chain` port.
 
 It keeps geth's rules for the pool: one transaction a nonce, gaps allowed, a replacement at least 10 % dearer in both
 prices, nothing below the account's nonce. Nothing is mined unless `mine()` or `reorg()` says so. Balances don't change
@@ -58,7 +58,7 @@ class _Mined:
 
 
 class FakeChain(Chain):
-    """Public attributes are for tests to read and set."""
+    """Public attributes are for whoever plays the world: read and set."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The ledger in memory, for tests of use cases: one `FakeDatabase`, and a `FakeLedger` a node that talks to it.
+"""The ledger in memory: one `FakeDatabase`, and a `FakeLedger` a node that talks to it.
 
 It keeps what PostgreSQL keeps: unique request ids, nonces and hashes, the table of transitions, the rows' checks, the
-token in every write, all or nothing. The database's clock is the clock that it is given. `tests/contract` holds it to
-what the real one does.
+token in every write, all or nothing. The database has a clock of its own; a node may have another, and what it says
+about times is stored as distances from its own now. `tests/contract` holds all this to what the real one does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from fakes.clock import FakeClock
 from fencepost.application.intents import from_payload
 from fencepost.application.ports import (
     Accepted,
@@ -34,6 +33,10 @@ from fencepost.domain.states import LIVE, TERMINAL, CursorState, State, is_legal
 MOST_TEXT = 2_000
 MOST_COMMANDS = 100
 _NOBODY = UUID(int=0)
+
+
+class Now(Protocol):
+    def now_s(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -68,7 +71,7 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class FakeDatabase:
-    clock: FakeClock
+    clock: Now
     leases: dict[Signer, Lease] = field(default_factory=dict)
     cursors: dict[Signer, Cursor] = field(default_factory=dict)
     txs: dict[UUID, ManagedTx] = field(default_factory=dict)
@@ -98,8 +101,10 @@ class FakeLedger:
         incarnation: UUID | None = None,
         lease_duration_s: float = 10.0,
         skew_allowance_s: float = 1.0,
+        clock: Now | None = None,
     ) -> None:
         self.database = database
+        self._clock = clock or database.clock
         self._node = node
         self._incarnation = incarnation or uuid4()
         self._lease_duration_s = lease_duration_s
@@ -166,6 +171,7 @@ class FakeLedger:
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
         await asyncio.sleep(0)
         now_s = self.database.clock.now_s()
+        said_s = self._clock.now_s()
         terms = []
         for signer in dict.fromkeys(signers):
             lease = self.database.leases.setdefault(signer, Lease())
@@ -173,7 +179,7 @@ class FakeLedger:
                 lease.node, lease.incarnation = self._node, self._incarnation
                 lease.token += 1
                 lease.expires_at_s = now_s + self._lease_duration_s
-                terms.append(Term(signer, lease.token, now_s, self._lease_duration_s))
+                terms.append(Term(signer, lease.token, said_s, self._lease_duration_s))
         return terms
 
     def _is_free(self, lease: Lease) -> bool:
@@ -185,7 +191,8 @@ class FakeLedger:
         standing = [term for term in terms if self._stands(term)]
         for term in standing:
             self.database.leases[term.signer].expires_at_s = now_s + self._lease_duration_s
-        return [Term(term.signer, term.token, now_s, self._lease_duration_s) for term in standing]
+        said_s = self._clock.now_s()
+        return [Term(term.signer, term.token, said_s, self._lease_duration_s) for term in standing]
 
     async def release(self, terms: Sequence[Term]) -> None:
         await asyncio.sleep(0)
@@ -227,7 +234,7 @@ class FakeLedger:
         live = [tx for tx in self.database.of_signer(signer) if tx.state in LIVE and tx.nonce is not None]
         return LaneState(
             cursor=self.database.cursors.get(signer),
-            in_flight=tuple(sorted(live, key=ManagedTx.held_nonce)),
+            in_flight=tuple(sorted(map(self._told, live), key=ManagedTx.held_nonce)),
             queue=tuple(await self.load_queue(signer, limit=queue_limit)),
         )
 
@@ -235,7 +242,7 @@ class FakeLedger:
         await asyncio.sleep(0)
         queued = [tx for tx in self.database.of_signer(signer) if tx.state is State.QUEUED]
         queued.sort(key=lambda tx: tx.seq)
-        return [replace(tx, last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
+        return [replace(self._told(tx), last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
 
     async def load_commands(self, signer: Signer) -> Sequence[Command]:
         await asyncio.sleep(0)
@@ -245,7 +252,7 @@ class FakeLedger:
     async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
         await asyncio.sleep(0)
         ended = [
-            replace(tx, resubmit_due_s=None, valid_until_s=None)
+            replace(self._told(tx), resubmit_due_s=None, valid_until_s=None)
             for tx in self.database.of_signer(signer)
             if tx.state in TERMINAL and tx.nonce is not None and tx.nonce >= from_nonce
         ]
@@ -253,12 +260,25 @@ class FakeLedger:
 
     async def get(self, tx_id: UUID) -> ManagedTx | None:
         await asyncio.sleep(0)
-        return self.database.txs.get(tx_id)
+        tx = self.database.txs.get(tx_id)
+        return None if tx is None else self._told(tx)
 
     async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None:
         await asyncio.sleep(0)
         tx_id = self.database.requests.get((signer, request_id))
-        return None if tx_id is None else self.database.txs[tx_id]
+        return None if tx_id is None else self._told(self.database.txs[tx_id])
+
+    def _told(self, tx: ManagedTx) -> ManagedTx:
+        """As the node's own clock says it."""
+        ahead_s = self._clock.now_s() - self.database.clock.now_s()
+        if ahead_s == 0.0:
+            return tx
+        return replace(
+            tx,
+            last_submit_s=_shifted(tx.last_submit_s, ahead_s),
+            resubmit_due_s=_shifted(tx.resubmit_due_s, ahead_s),
+            valid_until_s=_shifted(tx.valid_until_s, ahead_s),
+        )
 
     # ---- the fenced write
 
@@ -325,6 +345,7 @@ class FakeLedger:
             raise _Refused
         if after.state in (State.TRACKING, State.CONFIRMED) and (after.mined is None or after.nonce is None):
             raise _Refused
+        behind_s = self.database.clock.now_s() - self._clock.now_s()
         return replace(
             row,
             version=row.version + 1,
@@ -338,8 +359,8 @@ class FakeLedger:
             confirmations=after.confirmations,
             submit_count=after.submit_count,
             journal_count=after.journal_count,
-            last_submit_s=after.last_submit_s,
-            resubmit_due_s=after.resubmit_due_s,
+            last_submit_s=_shifted(after.last_submit_s, behind_s),
+            resubmit_due_s=_shifted(after.resubmit_due_s, behind_s),
         )
 
     def _claims(
@@ -361,6 +382,10 @@ class FakeLedger:
                     raise _Refused
                 hashes[name] = tx.tx_id
         return nonces, hashes
+
+
+def _shifted(at_s: float | None, by_s: float) -> float | None:
+    return None if at_s is None else at_s + by_s
 
 
 def _merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
