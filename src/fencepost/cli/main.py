@@ -12,6 +12,12 @@ from fencepost.errors import FencepostError
 _COMMANDS = {
     "up": "fencepost.cli.up:up",
     "demo": "fencepost.cli.demo:demo",
+    "send": "fencepost.cli.send:send",
+    "call-contract": "fencepost.cli.send:call_contract",
+    "tx": "fencepost.cli.tx:tx",
+    "signer": "fencepost.cli.signer:signer",
+    "nodes": "fencepost.cli.nodes:nodes",
+    "keys": "fencepost.cli.keys:keys",
     "migrate": "fencepost.cli.migrate:migrate",
     "doctor": "fencepost.cli.doctor:doctor",
     "config": "fencepost.cli.config:config",

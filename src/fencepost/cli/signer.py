@@ -1,0 +1,161 @@
+"""`fencepost signer …`: look at signers, and ask something of one."""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from fencepost.cli.remote import SECONDS, node_options, print_json, wish_options
+from fencepost.cli.tables import console, table
+from fencepost.cli.tx import told
+from fencepost.client import Client, SignerOut
+from fencepost.client.amounts import in_ether
+from fencepost.client.calls import Decision
+
+_STYLES = {"ACTIVE": "green", "PAUSED": "yellow", "PROTECT": "red"}
+
+
+@click.group()
+def signer() -> None:
+    """Look at signers, and ask something of one.
+
+    A signer is added with its key, in the settings of the nodes: FENCEPOST_KEY_…, keys.file, keys.keystore_dir or
+    keys.remote_url. Keys never go over the network, so there is no command for it.
+    """
+
+
+@signer.command("list")
+@node_options
+def list_(*, client: Client, as_json: bool) -> None:
+    """All signers with a key or a past."""
+    found = list(client.signers(page_size=500))
+    if as_json:
+        print_json(found)
+        return
+    columns = ("signer", "chain", "state", "mode", "queued", "in flight", "suspended", "held by")
+    console().print(table(columns, [_row(one) for one in found]))
+
+
+def _row(one: SignerOut) -> tuple[str | Text, ...]:
+    return (
+        one.address,
+        str(one.chain_id),
+        Text(one.state, _STYLES.get(one.state, "")),
+        one.mode,
+        str(one.queued),
+        str(one.in_flight),
+        str(one.suspended),
+        one.lease.owner if one.lease is not None and one.lease.held else "",
+    )
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@node_options
+def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -> None:
+    """One signer, with what the chain says about it."""
+    one = client.signer(address, chain_id=chain_id)
+    if as_json:
+        print_json(one)
+        return
+    lines = {
+        "signer": f"{one.address} on chain {one.chain_id}",
+        "state": one.state + (f": {one.reason}" if one.reason else ""),
+        "mode": f"{one.mode}, at most {one.max_in_flight} in flight",
+        "key": "here" if one.has_key else "not at this node",
+        "waiting": f"{one.queued} queued, {one.in_flight} in flight, {one.suspended} suspended",
+    }
+    if one.lease is not None and one.lease.held:
+        lines["held by"] = f"{one.lease.owner}, token {one.lease.token}"
+    if isinstance(one.next_nonce, int):
+        lines["next nonce"] = str(one.next_nonce)
+    if isinstance(one.balance_wei, str):
+        lines["balance"] = f"{in_ether(int(one.balance_wei))} ether"
+    if isinstance(one.chain_error, str):
+        lines["chain"] = one.chain_error
+    out = console()
+    for name, value in lines.items():
+        out.print(Text.assemble((f"{name:<11}", "bold"), value))
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@wish_options
+@node_options
+def pause(
+    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
+) -> int:
+    """Give no new nonces; what has one goes on."""
+    done = client.pause_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+    return told(done, as_json=as_json)
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@wish_options
+@node_options
+def resume(
+    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
+) -> int:
+    """Give nonces again after a pause."""
+    done = client.resume_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+    return told(done, as_json=as_json)
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@click.option("--reason", help="Why, for those who read it later.")
+@click.option(
+    "--timeout", "timeout_s", type=SECONDS, default="30s", show_default=True, help="Wait no longer."
+)
+@node_options
+def drain(
+    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
+) -> int:
+    """Pause, and wait until nothing is in flight; it stays paused."""
+    done = client.drain_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+    return told(done, as_json=as_json)
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@wish_options
+@node_options
+def protect(
+    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
+) -> int:
+    """Take nothing new and send nothing until a person decides."""
+    done = client.protect_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+    return told(done, as_json=as_json)
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@click.option("--decision", type=click.Choice(["adopt", "keep"]), required=True,
+              help="Go on from the chain's nonce, or from ours.")  # fmt: skip
+@click.option("--reason", required=True, help="Why, for those who read it later.")
+@click.option(
+    "--timeout", "timeout_s", type=SECONDS, default="5s", show_default=True, help="Wait so long for it."
+)
+@node_options
+def unprotect(
+    *,
+    address: str,
+    chain_id: int | None,
+    decision: Decision,
+    reason: str,
+    timeout_s: float,
+    client: Client,
+    as_json: bool,
+) -> int:
+    """Go on after PROTECT, with a decision about the nonce and the reason for it."""
+    done = client.unprotect_signer(
+        address, decision=decision, chain_id=chain_id, reason=reason, timeout_s=timeout_s
+    )
+    return told(done, as_json=as_json)
