@@ -127,6 +127,6 @@ class NonceLab:
 async def open_nonce_lab(dsn: str, redis_url: str) -> AsyncIterator[NonceLab]:
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(
-            open_pool(dsn, size=2, connect_timeout_s=5, lease_duration_s=LEASE_S, application="looking")
+            open_pool(dsn, size=4, connect_timeout_s=5, lease_duration_s=LEASE_S, application="looking")
         )
         yield NonceLab(dsn, redis_url, stack, pool)

@@ -164,6 +164,7 @@ class SegmentNonces(MarksInRecords):
         for local in self._locals.values():
             if local.block is not None and local.block.block_id in lost:
                 local.block = None
+                local.may_have_gaps = True
 
     async def _end_blocks(self, blocks: Sequence[_Block]) -> None:
         await self._records.pool.execute(

