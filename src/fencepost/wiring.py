@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from fencepost.adapters.evm.chain import EvmChain
@@ -17,12 +19,14 @@ from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.database import Pool, open_pool
+from fencepost.adapters.postgres.database import History, Pool, open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.nodes import soonest_expiry_s
 from fencepost.adapters.postgres.wakeups import Wakeups
 from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.application.accept import Accept
 from fencepost.application.heads import ChainWatch
+from fencepost.application.intake import Intake
 from fencepost.application.lane import Handler, Lane, Policy, StuckDecision, StuckHook
 from fencepost.application.ports import Header
 from fencepost.application.waiting import Waiting
@@ -30,11 +34,14 @@ from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.transaction import Fees, UnsignedTx
-from fencepost.errors import MigrationError, SettingError
+from fencepost.errors import MigrationError, RpcError, SettingError
 from fencepost.runtime.clock import MonotonicClock
+from fencepost.runtime.metrics import Metrics
 from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
+from fencepost.runtime.routing import Router
 from fencepost.settings import Settings
+from fencepost.wiring_nodes import among_others, leave, member
 
 RPC_TIMEOUT_S = 10.0
 MOST_RPC_BODY_BYTES = 64 * 1024 * 1024
@@ -62,8 +69,12 @@ async def wait_for_a_person(_tx: ManagedTx) -> StuckDecision:
     return "mark"
 
 
-def node_name(settings: Settings) -> str:
-    return settings.node.id or f"{socket.gethostname()}:{settings.api.port}"
+def node_name(settings: Settings, *, url: str | None) -> str:
+    """As configured; else by its port, which no other server on this machine has, or by its process."""
+    if settings.node.id:
+        return settings.node.id
+    own = f":{urlsplit(url).port}" if url else f"-{os.getpid()}-{uuid4().hex[:4]}"
+    return socket.gethostname() + own
 
 
 @asynccontextmanager
@@ -73,14 +84,20 @@ async def open_node(
     dsn: str,
     more_private_keys: Sequence[str] = (),
     stuck_hook: StuckHook = wait_for_a_person,
+    url: str | None = None,
 ) -> AsyncIterator[Running]:
-    """A node at work. `dsn` and the chains' URLs must be there: whoever embeds servers has started them."""
+    """A node at work. `dsn` and the chains' URLs must be there: whoever embeds servers has started them.
+
+    `url` is where its API can be reached, if it has one.
+    """
+    metrics = Metrics(signer_labels=settings.metrics.signer_labels)
     await _require_schema(settings, dsn)
     async with AsyncExitStack() as stack:
         keys = await load_keys(**key_sources(settings, more_private_keys))
         stack.push_async_callback(keys.aclose)
-        chains, heads, default_chain_id = await _open_chains(settings, stack)
-        name, incarnation, clock = node_name(settings), uuid4(), MonotonicClock()
+        chains, heads, default_chain_id = await _open_chains(settings, stack, metrics)
+        name, incarnation, clock = node_name(settings, url=url), uuid4(), MonotonicClock()
+        history = History()
         pool = await stack.enter_async_context(
             open_pool(
                 dsn,
@@ -88,6 +105,7 @@ async def open_node(
                 connect_timeout_s=settings.database.connect_timeout_s,
                 lease_duration_s=settings.lease.duration_s,
                 application=f"fencepost {name}"[:60],
+                history=history,
             )
         )
         ledger = PostgresLedger(
@@ -99,8 +117,13 @@ async def open_node(
             skew_allowance_s=settings.lease.skew_allowance_s,
         )
         waiting = Waiting(ledger)
-        observer = NodeObserver(name, on_changed=waiting.changed)
+        observer = NodeObserver(name, metrics, on_changed=waiting.changed)
+        intake = Intake(observer, settings.intake.max_queued, settings.intake.max_queued_per_signer)
         watches = {chain_id: _watch(settings, chain) for chain_id, chain in chains.items()}
+        me = member(
+            settings, name=name, incarnation=incarnation, chain_ids=chains, addresses=keys.addresses()
+        )
+        router = Router(me, grace_s=settings.routing.grace_s)
         handlers: dict[UUID, Handler] = {}
 
         def make_lane(term: Term) -> Lane:
@@ -134,11 +157,15 @@ async def open_node(
             pace=Pace(
                 renew_s=settings.lease.renew_interval_s,
                 idle_release_s=settings.lease.idle_release_s,
+                skew_allowance_s=settings.lease.skew_allowance_s,
+                handover_budget_s=settings.routing.handover_budget_s,
             ),
             make_lane=make_lane,
             workers=settings.lanes.workers,
+            router=router,
+            soonest_expiry=partial(soonest_expiry_s, pool, incarnation),
         )
-        wakeups = Wakeups(pool, dsn, on_hint=node.hint)
+        wakeups = Wakeups(pool, dsn, on_hint=node.hint, on_freed=node.freed)
         running = Running(
             settings=settings,
             node=node,
@@ -147,21 +174,47 @@ async def open_node(
             chains=chains,
             default_chain_id=default_chain_id,
             keys=keys,
-            accept=Accept(ledger, keys, frozenset(chains), wakeups.hint),
+            accept=Accept(ledger, keys, frozenset(chains), wakeups.hint, intake),
             waiting=waiting,
             observer=observer,
             handlers=handlers,
         )
-        async with _at_work(node, wakeups):
-            yield running
+        await _see_chains(watches.values())
+        async with (
+            among_others(
+                settings,
+                node=node,
+                pool=pool,
+                wakeups=wakeups,
+                router=router,
+                observer=observer,
+                intake=intake,
+                history=history,
+                url=url,
+            ) as membership,
+            _at_work(node, wakeups),
+        ):
+            try:
+                yield running
+            finally:
+                await leave(membership)
         await ledger.drain()
+
+
+async def _see_chains(watches: Iterable[ChainWatch]) -> None:
+    """Before others hand signers over to us: what can't be seen now is seen when its node answers."""
+    for watch in watches:
+        with suppress(RpcError):
+            await watch.refresh()
 
 
 async def _require_schema(settings: Settings, dsn: str) -> None:
     timeout_s = settings.database.connect_timeout_s
     if settings.database.migrate_on_start:
         await migrate.apply(dsn, timeout_s=timeout_s)
-    elif missing := [status for status in await migrate.status(dsn, timeout_s=timeout_s) if not status.is_applied]:
+    elif missing := [
+        status for status in await migrate.status(dsn, timeout_s=timeout_s) if not status.is_applied
+    ]:
         raise MigrationError(
             f"{len(missing)} migrations are missing and database.migrate_on_start is off: run fencepost migrate"
         )
@@ -213,7 +266,7 @@ def key_sources(settings: Settings, more_private_keys: Sequence[str]) -> KeySour
 
 
 async def _open_chains(
-    settings: Settings, stack: AsyncExitStack
+    settings: Settings, stack: AsyncExitStack, metrics: Metrics
 ) -> tuple[dict[int, EvmChain], dict[int, Callable[..., AsyncGenerator[Header, None]]], int]:
     """Every chain answers, and is the one that the settings say; a WebSocket URL among its nodes tells new heads."""
     chains: dict[int, EvmChain] = {}
@@ -227,6 +280,7 @@ async def _open_chains(
                 timeout_s=RPC_TIMEOUT_S,
                 max_body_bytes=MOST_RPC_BODY_BYTES,
                 singles_at_once=settings.confirmations.receipt_workers,
+                on_call=metrics.rpc_call,
             )
             for url in chain.rpc_urls
             if url not in sockets

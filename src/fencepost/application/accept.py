@@ -7,9 +7,11 @@ find. The same request id with the same payload is the same request, however oft
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
+from fencepost.application.intake import Intake
 from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
 from fencepost.domain.ids import Signer
@@ -38,17 +40,30 @@ class Accept:
     keys: KeyPort
     chain_ids: frozenset[int]
     hint: Callable[[Signer], None]  # tells whoever may hold the lane
+    intake: Intake | None = None  # how much may wait; None is without bounds
 
     async def accept(self, requests: Sequence[Request]) -> Sequence[Accepted]:
-        """One outcome each. Raises when a request is malformed; callers with many validate each by itself."""
+        """One outcome each. Raises when a request is malformed; callers with many validate each by itself.
+
+        Raises `Overloaded`, with nothing stored, when too much waits already.
+        """
         for request in requests:
             self.validate(request)
-        accepted = await self.ledger.accept([_new_request(request) for request in requests])
-        for signer in {
-            request.signer
-            for request, answer in zip(requests, accepted, strict=True)
+        return await self._store([_new_request(request) for request in requests])
+
+    async def _store(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        signers = [request.signer for request in requests]
+        with nullcontext() if self.intake is None else self.intake.taking(signers):
+            accepted = await self.ledger.accept(requests)
+        created = [
+            signer
+            for signer, answer in zip(signers, accepted, strict=True)
             if answer.outcome is AcceptOutcome.CREATED
-        }:
+        ]
+        if self.intake is not None:
+            for signer in created:
+                self.intake.stored(signer)
+        for signer in set(created):
             self.hint(signer)
         return accepted
 
@@ -80,12 +95,11 @@ class Accept:
             payload_digest=digest(payload),
             origin=origin,
         )
-        answer = (await self.ledger.accept([new]))[0]
+        answer = (await self._store([new]))[0]
         if answer.outcome is AcceptOutcome.PROTECTED:
             raise SignerProtected(
                 f"{signer.address} takes nothing new until a person decides: {answer.detail}"
             )
-        self.hint(signer)
         return answer
 
     def validate(self, request: Request) -> None:

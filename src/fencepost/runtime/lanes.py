@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fencepost.application.lane import Lane, StateMoved, Untrusted
@@ -41,7 +41,9 @@ class _Slot:
     moves: int = 0
     timer: asyncio.TimerHandle | None = None
     waits_for_trust: bool = False
+    leaves: bool = False  # no further step: the lease goes back when the one under way has ended
     idle_since_s: float | None = None
+    queued_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -53,15 +55,14 @@ class Lanes:
         [Signer], None
     ]  # the lane is gone, but its work is not: somebody should acquire it again
     on_given_up: Callable[[Lane], None]  # the lease is still ours: release it
+    on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
     _slots: dict[Signer, _Slot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
-    _quiet: asyncio.Event = field(default_factory=asyncio.Event)  # set while no step is under way
 
     def __post_init__(self) -> None:
         self._ready = [asyncio.Queue() for _ in range(self.workers)]
-        self._quiet.set()
 
     def __contains__(self, signer: Signer) -> bool:
         return signer in self._slots
@@ -92,6 +93,7 @@ class Lanes:
             slot.timer = None
         if signer not in self._queued:
             self._queued.add(signer)
+            slot.queued_at_s = time.monotonic()
             self._ready[self._worker_of(signer)].put_nowait(signer)
 
     def _worker_of(self, signer: Signer) -> int:
@@ -101,6 +103,28 @@ class Lanes:
         slot = self._slots.pop(signer, None)
         if slot is not None and slot.timer is not None:
             slot.timer.cancel()
+
+    def is_busy(self, signer: Signer) -> bool:
+        """It is being stepped, or about to be."""
+        return signer in self._stepping or signer in self._queued
+
+    @property
+    def waiting(self) -> int:
+        """How many lanes wait for their worker."""
+        return len(self._queued)
+
+    def retire(self, signer: Signer) -> None:
+        """No new step; `on_retired` hears of it when none is under way any more, which may be now."""
+        slot = self._slots.get(signer)
+        if slot is None or slot.leaves:
+            return
+        slot.leaves = True
+        if signer not in self._stepping:
+            self._retire_now(slot)
+
+    def _retire_now(self, slot: _Slot) -> None:
+        self.drop(slot.lane.signer)
+        self.on_retired(slot.lane)
 
     def renewed(self, term: Term) -> None:
         slot = self._slots.get(term.signer)
@@ -135,22 +159,23 @@ class Lanes:
             slot = self._slots.get(signer)
             if slot is None:
                 continue
+            if slot.leaves:
+                self._retire_now(slot)
+                continue
+            self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
             self._stepping.add(signer)
-            self._quiet.clear()
             try:
                 again_s = await self._step(slot)
             finally:
                 self._stepping.discard(signer)
-                if not self._stepping:
-                    self._quiet.set()
-            if again_s is not None and self._slots.get(signer) is slot:
-                self._wake_later(slot, again_s)
+            if self._slots.get(signer) is slot:
+                self._after_step(slot, again_s)
 
-    async def quiesce(self, within_s: float) -> None:
-        """Wait until no step is under way. Whoever calls this has dropped the lanes, so that none begins."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._quiet.wait()
+    def _after_step(self, slot: _Slot, again_s: float | None) -> None:
+        if slot.leaves:
+            self._retire_now(slot)
+        elif again_s is not None:
+            self._wake_later(slot, again_s)
 
     def _wake_later(self, slot: _Slot, seconds: float) -> None:
         signer = slot.lane.signer

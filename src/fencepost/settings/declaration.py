@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fencepost.domain.ids import Address
+from fencepost.settings.declaration_of_nodes import IntakeRules, MetricsRules, RoutingRules
 from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
 from fencepost.settings.quantities import Duration, Gwei, Number, Whole, WholeOr
 from fencepost.settings.rules import Declared, declared_in, setting
@@ -338,6 +339,9 @@ class Settings:
     history: History = field(default_factory=History)
     events: Events = field(default_factory=Events)
     api: Api = field(default_factory=Api)
+    routing: RoutingRules = field(default_factory=RoutingRules)
+    intake: IntakeRules = field(default_factory=IntakeRules)
+    metrics: MetricsRules = field(default_factory=MetricsRules)
     client: ClientSide = field(default_factory=ClientSide)
     keys: Keys = field(default_factory=Keys)
     log: Log = field(default_factory=Log)

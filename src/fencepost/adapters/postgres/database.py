@@ -8,7 +8,7 @@ idle time-out does it, together with transactions that are one message long. Iso
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,9 +71,28 @@ class ServerIdentity:
     timeline: int
 
 
+class History:
+    """Watches which history the connections meet: every new one is asked before it is used for anything else."""
+
+    def __init__(self) -> None:
+        self.known: ServerIdentity | None = None
+        self.on_change: Callable[[ServerIdentity, ServerIdentity], None] = lambda _before, _after: None
+
+    def met(self, identity: ServerIdentity) -> None:
+        before, self.known = self.known, identity
+        if before is not None and before != identity:
+            self.on_change(before, identity)
+
+
 @asynccontextmanager
 async def open_pool(
-    dsn: str, *, size: int, connect_timeout_s: float, lease_duration_s: float, application: str
+    dsn: str,
+    *,
+    size: int,
+    connect_timeout_s: float,
+    lease_duration_s: float,
+    application: str,
+    history: History | None = None,
 ) -> AsyncIterator[Pool]:
     """A pool whose connections are checked and bounded; what is wrong with the server is said in one line."""
     timeouts = Timeouts.for_lease(lease_duration_s)
@@ -84,6 +103,8 @@ async def open_pool(
         await connection.execute(timeouts.statements(major))
         if await connection.fetchval("SELECT pg_is_in_recovery()"):
             raise DatabaseUnusable("the server is a read-only replica: give the DSN of the primary")
+        if history is not None:
+            history.met(await identify(connection))
 
     try:
         pool = await asyncpg.create_pool(

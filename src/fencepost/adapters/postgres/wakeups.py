@@ -1,5 +1,8 @@
 """LISTEN/NOTIFY as hints between nodes: "something happened for this signer". Polling is the truth.
 
+Three things are told: a signer has work (its text), a signer's lease is free again (`!` and its text), and the list of
+nodes has changed (`@`).
+
 A lost notification costs at most one polling interval, so nothing here is retried hard or awaited by anybody.
 Hints that come close together are sent as one.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import asyncpg
 
@@ -22,22 +25,50 @@ COALESCE_S = 0.01
 RECONNECT_S = 1.0
 MOST_PENDING = 5_000
 _MOST_PAYLOAD = 100  # signers a notification: its text must stay below 8,000 bytes
+_FREED = "!"
+_MEMBERS = "@"
 
 
 class Wakeups:
-    def __init__(self, pool: Pool, dsn: str, *, on_hint: Callable[[Signer], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        dsn: str,
+        *,
+        on_hint: Callable[[Signer], object],
+        on_freed: Callable[[Signer], object] = lambda _: None,
+        on_members: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_hint` may answer True: this process works for the signer itself, so nobody else need be told."""
         self._pool = pool
         self._dsn = dsn
         self._on_hint = on_hint
+        self._on_freed = on_freed
+        self.on_members = on_members
         self._pending: set[Signer] = set()
         self._has_pending = asyncio.Event()
 
     def hint(self, signer: Signer) -> None:
         """To this process at once, to the others soon."""
-        self._on_hint(signer)
-        if len(self._pending) < MOST_PENDING:
+        if self._on_hint(signer) is not True and len(self._pending) < MOST_PENDING:
             self._pending.add(signer)
             self._has_pending.set()
+
+    async def freed(self, signers: Sequence[Signer]) -> None:
+        """To the others, now."""
+        await self._notify([f"{_FREED}{signer}" for signer in signers])
+
+    async def members(self) -> None:
+        """To the others, now."""
+        await self._notify([_MEMBERS])
+
+    async def _notify(self, words: Sequence[str]) -> None:
+        try:
+            for start in range(0, len(words), _MOST_PAYLOAD):
+                payload = " ".join(words[start : start + _MOST_PAYLOAD])
+                await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, payload)
+        except CONNECT_ERRORS as error:
+            _log.warning("a wake-up was not sent (%s); polling will find the work", type(error).__name__)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -50,12 +81,7 @@ class Wakeups:
             await asyncio.sleep(COALESCE_S)
             self._has_pending.clear()
             signers, self._pending = sorted(self._pending), set()
-            try:
-                for start in range(0, len(signers), _MOST_PAYLOAD):
-                    part = signers[start : start + _MOST_PAYLOAD]
-                    await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, " ".join(map(str, part)))
-            except CONNECT_ERRORS as error:
-                _log.warning("a wake-up was not sent (%s); polling will find the work", type(error).__name__)
+            await self._notify([str(signer) for signer in signers])
 
     async def _listen(self) -> None:
         while True:
@@ -76,7 +102,11 @@ class Wakeups:
         await ended.wait()
 
     def _heard(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
-        for text in str(payload).split():
-            chain_id, _, address = text.partition(":")
+        for word in str(payload).split():
+            if word == _MEMBERS:
+                self.on_members()
+                continue
+            hear = self._on_freed if word.startswith(_FREED) else self._on_hint
+            chain_id, _, address = word.removeprefix(_FREED).partition(":")
             if chain_id.isdigit():
-                self._on_hint(Signer(int(chain_id), Address(address)))
+                hear(Signer(int(chain_id), Address(address)))

@@ -1,0 +1,95 @@
+"""The table of nodes on PostgreSQL, and what is sampled from it about leases and queues."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from uuid import UUID
+
+from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.intake import Sample
+from fencepost.application.membership import Member, NodeView
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.states import State
+
+
+class PostgresMembers:
+    def __init__(self, pool: Pool, *, me: Member, url: str | None, version: str, live_for_s: float) -> None:
+        self._pool = pool
+        self._me = me
+        self._url = url
+        self._version = version
+        self._live_for_s = live_for_s
+
+    async def join(self, *, instead_of: NodeView | None = None) -> bool:
+        await self._pool.execute(sql("nodes_forget"))
+        me = self._me
+        joined = await self._pool.fetchval(
+            sql("node_join"),
+            me.name,
+            me.incarnation,
+            self._url,
+            me.mode,
+            me.serves,
+            self._version,
+            self._live_for_s,
+            None if instead_of is None else instead_of.incarnation,
+            None if instead_of is None else instead_of.heartbeat_at,
+        )
+        return joined is not None
+
+    async def beat(self) -> bool:
+        row = await self._pool.fetchval(
+            sql("node_beat"), self._me.name, self._me.incarnation, self._live_for_s
+        )
+        return row is not None
+
+    async def leave(self) -> None:
+        await self._pool.execute(sql("node_leave"), self._me.name, self._me.incarnation)
+
+    async def live(self) -> Sequence[Member]:
+        return [
+            Member(
+                name=row["node_id"], incarnation=row["incarnation"], mode=row["mode"], serves=row["serves"]
+            )
+            for row in await self._pool.fetch(sql("nodes_live"))
+        ]
+
+    async def all(self) -> Sequence[NodeView]:
+        return await list_nodes(self._pool)
+
+
+async def list_nodes(pool: Pool) -> Sequence[NodeView]:
+    return [
+        NodeView(
+            name=row["node_id"],
+            incarnation=row["incarnation"],
+            url=row["url"],
+            mode=row["mode"],
+            serves=row["serves"],
+            version=row["version"],
+            started_at=row["started_at"],
+            heartbeat_at=row["heartbeat_at"],
+            is_live=row["is_live"],
+            signers=row["signers"],
+        )
+        for row in await pool.fetch(sql("nodes_list"))
+    ]
+
+
+async def take_sample(pool: Pool) -> Sample:
+    counts: dict[Signer, dict[State, int]] = defaultdict(dict)
+    for row in await pool.fetch(sql("sample_live")):
+        counts[_signer(row["chain_id"], row["signer"])][State(row["state"])] = row["count"]
+    asked = await pool.fetch(sql("sample_commands"))
+    return Sample(dict(counts), frozenset(_signer(row["chain_id"], row["signer"]) for row in asked))
+
+
+async def soonest_expiry_s(pool: Pool, incarnation: UUID) -> float | None:
+    seconds: float | None = await pool.fetchval(sql("soonest_expiry"), incarnation)
+    return seconds
+
+
+def _signer(chain_id: int, address: str) -> Signer:
+    return Signer(chain_id, Address(address))

@@ -1,0 +1,65 @@
+"""The heads of the chains, told to the lanes: which of their hashes a block holds, and what a fork undid."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fencepost.application.heads import ChainWatch, HeadChange
+from fencepost.application.ports import Header, Ledger
+from fencepost.domain.ids import Signer
+from fencepost.errors import RpcError
+from fencepost.runtime.lanes import Lanes
+
+_log = logging.getLogger(__name__)
+
+# New heads of a chain, as they come; it ends by being closed.
+HeadFeed = Callable[[], AsyncGenerator[Header, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    watches: Mapping[int, ChainWatch]  # by chain id
+    heads: Mapping[int, HeadFeed]  # by chain id
+    lanes: Lanes
+    ledger: Ledger
+    on_undone: Callable[[Signer], None]  # a fork reaches below what has ended for it
+
+    async def run(self, chain_id: int) -> None:
+        async with aclosing(self.heads[chain_id]()) as heads:
+            async for head in heads:
+                try:
+                    await self.once(chain_id, head)
+                except RpcError as error:
+                    _log.warning("chain %s: %s", chain_id, error)
+                    self.watches[chain_id].block_expected.set()  # not seen whole: soon again
+                except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next head tries again
+                    _log.exception("chain %s: a head was not told to the lanes", chain_id)
+
+    async def once(self, chain_id: int, head: Header | None = None) -> HeadChange:
+        watch = self.watches[chain_id]
+        old_head = watch.view.head
+        change = await watch.refresh(head)
+        if change.blocks or change.forked_at is not None or change.begun_anew:
+            await self._tell_lanes(chain_id, change, old_head)
+        return change
+
+    async def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
+        mined = {tx_hash for block in change.blocks for tx_hash in block.tx_hashes}
+        if change.forked_at is not None:
+            _log.warning("chain %s forked at block %s, below head %s", chain_id, change.forked_at, old_head)
+            # A fork may reach below what has ended, of signers that nobody holds any more.
+            for signer in await self.ledger.signers_finished_since(chain_id, change.forked_at):
+                self.on_undone(signer)
+        for lane in self.lanes:
+            if lane.signer.chain_id != chain_id:
+                continue
+            ours = {attempt.signed.hash for tx in lane.unmined for attempt in tx.attempts}
+            lane.seen |= ours & mined
+            lane.must_look_up |= change.begun_anew and bool(ours)
+            if change.forked_at is not None:
+                lane.forked_at = min(change.forked_at, lane.forked_at or change.forked_at)
+            if lane.in_flight or lane.forked_at is not None:
+                self.lanes.wake(lane.signer)
