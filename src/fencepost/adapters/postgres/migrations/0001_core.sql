@@ -60,6 +60,8 @@ CREATE TABLE managed_tx (
   version          bigint      NOT NULL DEFAULT 1,
   state            text        NOT NULL DEFAULT 'QUEUED'
     CHECK (state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED', 'CONFIRMED', 'FAILED', 'CANCELLED')),
+  -- Changes once in a lifetime, so that the steps in between touch no index.
+  is_live          boolean     NOT NULL DEFAULT true CHECK (is_live = (finished_at IS NULL)),
   sub_state        text        CHECK (sub_state IN ('STALE', 'STUCK', 'UNFUNDED', 'PROTECT', 'REFUSED')),
   nonce            bigint      CHECK (nonce >= 0),
   ending           text        CHECK (ending IN ('FAILED', 'CANCELLED')), -- what it becomes when a filler takes its nonce
@@ -91,8 +93,7 @@ CREATE TABLE managed_tx (
 ) WITH (fillfactor = 70);
 
 -- What a lane loads: the live rows of a signer, those with a nonce first by nonce, the queue by arrival.
-CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq)
-  WHERE state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED');
+CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live;
 
 CREATE TABLE tx_attempt (
   tx_id          uuid        NOT NULL,
@@ -135,7 +136,7 @@ INSERT INTO state_transition (old_state, new_state) VALUES
 
 -- Append-only. (xid, id) below pg_snapshot_xmin(pg_current_snapshot()) is an order in which nothing appears late.
 CREATE TABLE journal (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id             bigint      GENERATED ALWAYS AS IDENTITY,
   xid            xid8        NOT NULL DEFAULT pg_current_xact_id(),
   at             timestamptz NOT NULL DEFAULT clock_timestamp(),
   chain_id       bigint      NOT NULL,
@@ -145,10 +146,10 @@ CREATE TABLE journal (
   state          text,
   detail         jsonb,
   node           text,
-  fencing_token  bigint
+  fencing_token  bigint,
+  PRIMARY KEY (xid, id)
 );
 
-CREATE INDEX journal_order ON journal (xid, id);
 CREATE INDEX journal_tx ON journal (tx_id, id) WHERE tx_id IS NOT NULL;
 
 -- What people ask of a lane. Any node writes a row; the lane that holds the lease carries it out, fenced.

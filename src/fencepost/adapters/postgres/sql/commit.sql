@@ -64,6 +64,7 @@ WITH lane AS MATERIALIZED (
          confirmations = CASE WHEN c.sets_confirmations THEN c.confirmations::jsonb ELSE t.confirmations END,
          fencing_token = g.token,
          updated_at = clock_timestamp(),
+         is_live = c.state NOT IN ('CONFIRMED', 'FAILED', 'CANCELLED'),
          finished_at = CASE WHEN c.state IN ('CONFIRMED', 'FAILED', 'CANCELLED') THEN clock_timestamp() END
     FROM change c
     JOIN good g ON g.lane = c.lane

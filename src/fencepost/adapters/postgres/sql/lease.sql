@@ -66,7 +66,7 @@ RETURNING s.chain_id, s.signer
 WITH RECURSIVE live AS (
   (SELECT chain_id, signer
      FROM managed_tx
-    WHERE state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')
+    WHERE is_live
     ORDER BY chain_id, signer
     LIMIT 1)
    UNION ALL
@@ -75,7 +75,7 @@ WITH RECURSIVE live AS (
    CROSS JOIN LATERAL (
      SELECT t.chain_id, t.signer
        FROM managed_tx t
-      WHERE t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')
+      WHERE t.is_live
         AND (t.chain_id, t.signer) > (live.chain_id, live.signer)
       ORDER BY t.chain_id, t.signer
       LIMIT 1) following

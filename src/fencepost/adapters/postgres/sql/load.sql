@@ -9,7 +9,7 @@ SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS 
        extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.nonce IS NOT NULL
-   AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')
+   AND t.is_live
  ORDER BY t.nonce
 
 -- name: load_queue
@@ -19,7 +19,7 @@ SELECT t.*, NULL::float8 AS submitted_ago_s, NULL::float8 AS resubmit_in_s,
        extract(epoch FROM clock_timestamp() - t.created_at)::float8 AS received_ago_s
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.state = 'QUEUED'
-   AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')
+   AND t.is_live
  ORDER BY t.seq
  LIMIT $3
 

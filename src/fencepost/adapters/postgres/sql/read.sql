@@ -120,7 +120,7 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
           count(*) FILTER (WHERE t.state = 'SUSPENDED') AS suspended
      FROM managed_tx t
     WHERE t.chain_id = p.chain_id AND t.signer = p.signer
-      AND t.state IN ('QUEUED', 'ALLOCATED', 'SUBMITTED', 'TRACKING', 'SUSPENDED')) live
+      AND t.is_live) live
  ORDER BY p.chain_id, p.signer
 
 -- name: read_owners
