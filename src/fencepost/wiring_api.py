@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from fencepost.adapters.evm.encoding import parse_checked_address
+from fencepost.adapters.evm.raw_sender import sender_of
 from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.api.services import NodeInfo, Services, SignerRules
@@ -60,6 +61,9 @@ def services_of(running: Running) -> Services:
         policy = settings.signer_policy(address)
         return SignerRules(mode=policy.mode, max_in_flight=policy.max_in_flight)
 
+    async def pass_on(chain_id: int, method: str, params: Sequence[Any]) -> Any:
+        return await running.chains[chain_id].passthrough(method, params)
+
     return Services(
         accept=running.accept,
         waiting=running.waiting,
@@ -75,6 +79,8 @@ def services_of(running: Running) -> Services:
         parse_address=parse_checked_address,
         encode_call=_encode_call,
         encode_constructor=_encode_constructor,
+        pass_on=pass_on,
+        sender_of=sender_of,
         is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),
         host=settings.api.host,
         expose_nonce=settings.api.expose_nonce,

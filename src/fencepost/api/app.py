@@ -21,6 +21,7 @@ from fencepost.api.bodies import decode, decode_query, read_body
 from fencepost.api.calls import Call, ClientGone, Operation
 from fencepost.api.docs_page import render
 from fencepost.api.gate import Caller, Gate
+from fencepost.api.jsonrpc import rpc_routes
 from fencepost.api.openapi import document
 from fencepost.api.operations import operations
 from fencepost.api.problems import RETRY_AFTER_S, ApiError, foreseen, unforeseen
@@ -55,7 +56,7 @@ def create_app(services: Services) -> Starlette:
         Route(path, _endpoint(by_method, services, gate), methods=sorted(by_method))
         for path, by_method in by_path.items()
     ]
-    routes += [Route("/openapi.json", openapi), Route("/docs", docs)]
+    routes += [Route("/openapi.json", openapi), Route("/docs", docs), *rpc_routes(services, gate)]
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
 
 

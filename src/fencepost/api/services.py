@@ -27,6 +27,12 @@ class EncodeConstructor(Protocol):
     def __call__(self, *, abi: Sequence[Any], args: Sequence[Any]) -> bytes: ...
 
 
+class PassOn(Protocol):
+    async def __call__(self, chain_id: int, method: str, params: Sequence[Any]) -> Any:
+        """What a node of the chain answers. Raises `RpcRefused` with its error, `RpcUnavailable` without an answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     name: str
@@ -59,6 +65,8 @@ class Services:
     parse_address: Callable[[str], Address]  # raises ValueError, for a wrong checksum too
     encode_call: EncodeCall
     encode_constructor: EncodeConstructor
+    pass_on: PassOn  # a caller's own call to the chain's node
+    sender_of: Callable[[bytes], Address]  # who signed a raw transaction; raises ValueError
     is_database_failure: Callable[[BaseException], bool]  # the database is away or busy, not wrong
     host: str  # the address that the door listens on
     expose_nonce: bool

@@ -22,9 +22,7 @@ PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is know
 
 async def one(call: Call) -> Reply:
     request = to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
-    await _require_leader(call, request.signer)
-    accepted = (await call.services.accept.accept([request]))[0]
-    _raise_refusal(request, accepted)
+    accepted = await take_one(call, request)
     headers = {"Location": f"/api/v1/tx/{accepted.tx_id}"}
     milestone = _milestone(call)
     if milestone is not None:
@@ -32,6 +30,14 @@ async def one(call: Call) -> Reply:
     if accepted.outcome is AcceptOutcome.KNOWN:
         return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, headers)
     return Reply(_fresh(request, accepted), HTTP_ACCEPTED, headers)
+
+
+async def take_one(call: Call, request: Request) -> Accepted:
+    """The one way in for a single request, whichever door it came through; what is no success is raised."""
+    await _require_leader(call, request.signer)
+    accepted = (await call.services.accept.accept([request]))[0]
+    _raise_refusal(request, accepted)
+    return accepted
 
 
 async def batch(call: Call) -> Reply:
