@@ -1,0 +1,198 @@
+"""A JSON-RPC endpoint in front of a chain's node that fails as such endpoints fail, and writes down what was sent.
+
+A share of the requests, drawn by seed, gets one of: an error without having been asked, no answer for a while and then
+a reset, or the execution and then an error. Besides, an endpoint may lie about nonces, or lag: it then answers as the
+chain was some blocks ago. Sends are recorded just before they are passed on, with the hash of their bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from fencepost.adapters.evm.encoding import decode_signed
+from fencepost.lab.history import ChainTx, Sent, effect_of
+
+HANG_S = 2.5
+_BODY_BYTES_MAX = 64 * 1024 * 1024
+_TAGGED = {"eth_getTransactionCount": 1, "eth_getBalance": 1, "eth_getBlockByNumber": 0}
+_REFUSALS = (
+    (503, None),
+    (502, None),
+    (429, None),
+    (200, {"code": -32005, "message": "rate limit exceeded"}),
+    (200, {"code": -32603, "message": "Internal error"}),
+)
+
+
+@dataclass(slots=True)
+class RpcFaults:
+    """Shares of requests; what is left is answered. `lie` is added to nonces, `lag_blocks` is how far behind it is."""
+
+    error: float = 0.0
+    hang: float = 0.0
+    executed: float = 0.0
+    lie: int = 0
+    lag_blocks: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """What went through, of all endpoints together."""
+
+    sent: list[Sent] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    _decoded: dict[str, ChainTx] = field(default_factory=dict)
+
+    def note(self, raw: str, via: str) -> None:
+        tx = self._decoded.get(raw)
+        if tx is None:
+            tx = self._decoded[raw] = as_chain_tx(bytes.fromhex(raw.removeprefix("0x")))
+        self.sent.append(Sent(time.time(), tx, via))
+
+
+def as_chain_tx(raw: bytes) -> ChainTx:
+    decoded = decode_signed(raw)
+    call = decoded.tx.call
+    effect = effect_of(to=call.to, value_wei=call.value_wei, data=f"0x{call.data.hex()}")
+    return ChainTx(decoded.hash, decoded.sender, decoded.tx.nonce, effect)
+
+
+@dataclass(slots=True)
+class RpcProxy:
+    name: str
+    upstream_url: str
+    record: Record
+    chance: random.Random
+    session: aiohttp.ClientSession
+    url: str = ""
+    faults: RpcFaults = field(default_factory=RpcFaults)
+
+    def heal(self) -> None:
+        self.faults = RpcFaults()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = msgspec.json.decode(await request.read())
+        fate = self._fate()
+        if fate == "error":
+            return self._refusal(body)
+        if fate == "hang":
+            await asyncio.sleep(HANG_S)
+            return _reset(request)
+        try:
+            answers = await self._asked(body if isinstance(body, list) else [body])
+        except (aiohttp.ClientError, TimeoutError):
+            return _reset(request)
+        if fate == "executed":
+            return _reset(request) if self.chance.random() < 0.5 else self._refusal(body)  # noqa: PLR2004 - a coin
+        return _json(answers if isinstance(body, list) else answers[0])
+
+    def _fate(self) -> str:
+        drawn, faults = self.chance.random(), self.faults
+        for fate, share in (("error", faults.error), ("hang", faults.hang), ("executed", faults.executed)):
+            if drawn < share:
+                self.record.injected[fate] += 1
+                return fate
+            drawn -= share
+        return "answer"
+
+    def _refusal(self, body: Any) -> web.Response:
+        status, error = self.chance.choice(_REFUSALS)
+        if error is None:
+            return web.Response(status=status, text="upstream trouble")
+        calls = body if isinstance(body, list) else [body]
+        answers = [{"jsonrpc": "2.0", "id": call.get("id"), "error": error} for call in calls]
+        return _json(answers if isinstance(body, list) else answers[0])
+
+    # ---- passing on
+
+    async def _asked(self, calls: list[dict[str, Any]]) -> list[Any]:
+        seen = await self._head() - self.faults.lag_blocks if self.faults.lag_blocks else None
+        asked = calls if seen is None else [_as_of(call, seen) for call in calls]
+        for call in calls:
+            if call["method"] == "eth_sendRawTransaction":
+                self.record.note(call["params"][0], self.name)
+        answers = await self._post(asked)
+        by_id = {answer["id"]: answer for answer in answers}
+        return [self._twisted(call, by_id[call["id"]], seen) for call in calls]
+
+    async def _head(self) -> int:
+        answer = await self._post([{"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}])
+        return int(answer[0]["result"], 16)
+
+    async def _post(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        payload: Any = calls if len(calls) > 1 else calls[0]
+        headers = {"content-type": "application/json"}
+        async with self.session.post(
+            self.upstream_url, data=msgspec.json.encode(payload), headers=headers
+        ) as response:
+            said = msgspec.json.decode(await response.read())
+        return said if isinstance(said, list) else [said]
+
+    def _twisted(self, call: dict[str, Any], answer: dict[str, Any], seen: int | None) -> dict[str, Any]:
+        result = answer.get("result")
+        method = call["method"]
+        if self.faults.lie and method == "eth_getTransactionCount" and isinstance(result, str):
+            return {**answer, "result": hex(max(0, int(result, 16) + self.faults.lie))}
+        if seen is None or result is None:
+            return answer
+        if method == "eth_blockNumber":
+            return {**answer, "result": hex(seen)}
+        number = result.get("blockNumber") or result.get("number") if isinstance(result, dict) else None
+        is_newer = isinstance(number, str) and int(number, 16) > seen
+        if is_newer and method in ("eth_getTransactionReceipt", "eth_getBlockByNumber"):
+            return {**answer, "result": None}
+        return answer
+
+
+def _as_of(call: dict[str, Any], number: int) -> dict[str, Any]:
+    """The same question, about the chain as it was at a block."""
+    position = _TAGGED.get(call["method"])
+    params = list(call.get("params", []))
+    if position is None or len(params) <= position or params[position] not in ("latest", "pending"):
+        return call
+    params[position] = hex(max(0, number))
+    return {**call, "params": params}
+
+
+def _json(payload: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(payload), content_type="application/json")
+
+
+def _reset(request: web.Request) -> web.Response:
+    """The connection ends without an answer."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=500)
+
+
+@asynccontextmanager
+async def rpc_proxy(
+    name: str, upstream_url: str, *, record: Record, chance: random.Random
+) -> AsyncIterator[RpcProxy]:
+    timeout = aiohttp.ClientTimeout(total=10)
+    connector = aiohttp.TCPConnector(limit=32)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        made = RpcProxy(name, upstream_url, record, chance, session)
+        app = web.Application(client_max_size=_BODY_BYTES_MAX)
+        app.router.add_post("/", made.handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        made.url = f"http://127.0.0.1:{port}"
+        try:
+            yield made
+        finally:
+            await runner.cleanup()
