@@ -1,0 +1,280 @@
+"""Both kinds of client against a real node in a process of its own, over good and bad networks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from fencepost import errors as core_errors
+from fencepost.adapters.evm.keccak import keccak256
+from fencepost.application.api_keys import Scope, mint
+from fencepost.client import TxOut, errors
+from fix_anvil import TestChain
+from fix_client import Caller, Dropper, caller_of, node_at, run_fencepost
+
+KINDS = ["blocking", "awaited"]
+SOMEBODY = "0x" + "5e" * 20
+
+
+@pytest_asyncio.fixture
+async def node_url(dsn: str, anvil: TestChain, tmp_path: Path) -> AsyncIterator[str]:
+    async with node_at(dsn, anvil, tmp_path / "node.log") as url:
+        yield url
+
+
+@pytest_asyncio.fixture(params=KINDS)
+async def call(request: pytest.FixtureRequest, node_url: str) -> AsyncIterator[Caller]:
+    async with caller_of(request.param, node_url) as caller:
+        yield caller
+
+
+async def first_signer(call: Caller) -> str:
+    return str((await call("signers"))[0].address)
+
+
+async def test_a_transaction_goes_its_whole_way_and_is_found_by_all_its_names(
+    call: Caller, anvil: TestChain
+) -> None:
+    signer = await first_signer(call)
+    tx: TxOut = await call(
+        "send", signer=signer, to=SOMEBODY, value_wei=7, request_id="order-7", tags=["a"], wait="confirmed"
+    )
+    assert tx.state == "CONFIRMED"
+    assert tx.hash is not None
+    assert int(await anvil.call("eth_getBalance", SOMEBODY, "latest"), 16) >= 7
+    same = [
+        await call("get", tx.tx_id),
+        await call("wait", tx.tx_id),
+        await call("by_request", signer, "order-7"),
+        await call("by_hash", tx.hash),
+        await call("send", signer=signer, to=SOMEBODY, value_wei=7, request_id="order-7", tags=["a"]),
+    ]
+    assert {one.tx_id for one in same} == {tx.tx_id}
+    told: TxOut = await call("get", tx.tx_id, include=["attempts", "history", "receipt"])
+    assert isinstance(told.attempts, list)
+    assert [one.hash for one in told.attempts] == [tx.hash]
+    ended = await call("completions")
+    assert [one.tx_id for one in ended.items] == [tx.tx_id]
+    assert (await call("completions", ended.next)).items == []
+
+
+async def test_a_method_is_called_with_arguments_of_python(call: Caller, anvil: TestChain) -> None:
+    signer = await first_signer(call)
+    tx: TxOut = await call(
+        "send", signer=signer, to=SOMEBODY, method="transfer(address,uint256)", args=[signer, 2**200],
+        gas=100_000, wait="confirmed",
+    )  # fmt: skip
+    sent = await anvil.call("eth_getTransactionByHash", tx.hash)
+    selector = keccak256(b"transfer(address,uint256)")[:4].hex()
+    assert sent["input"] == f"0x{selector}{signer[2:]:0>64}{2**200:064x}"
+
+
+async def test_pages_are_walked_to_their_end(call: Caller) -> None:
+    signer = await first_signer(call)
+    sent = await call(
+        "send_many",
+        [{"signer": signer, "to": SOMEBODY, "request_id": f"r{number}"} for number in range(7)],
+    )
+    assert [one.request_id for one in sent] == [f"r{number}" for number in range(7)]
+    listed = await call("iterate", signer=[signer], page_size=3)
+    assert [one.tx_id for one in listed] == [one.tx_id for one in reversed(sent)]
+    assert await call("iterate", state=["FAILED"]) == []
+    assert len(await call("signers", page_size=2)) == 3
+    await asyncio.gather(*(call("wait", one.tx_id) for one in sent))
+
+
+async def test_of_many_one_bad_one_does_not_harm_the_others(call: Caller) -> None:
+    signer = await first_signer(call)
+    good, bad, other = await call(
+        "send_many",
+        [
+            {"signer": signer, "to": SOMEBODY, "request_id": "good"},
+            {"signer": signer, "to": "0x12", "request_id": "bad"},
+            {"signer": "0x" + "11" * 20, "to": SOMEBODY, "request_id": "other"},
+        ],
+    )
+    assert isinstance(good, TxOut)
+    assert isinstance(bad, errors.BadRequest)
+    assert (bad.field, bad.request_id) == ("payload.to", "bad")
+    assert isinstance(other, core_errors.UnknownSigner)
+
+
+async def test_problems_come_as_exceptions_with_code_and_field(call: Caller) -> None:
+    signer = await first_signer(call)
+    tx: TxOut = await call("send", signer=signer, to=SOMEBODY, request_id="one", wait="confirmed")
+    with pytest.raises(errors.RequestConflict) as conflict:
+        await call("send", signer=signer, to=SOMEBODY, value_wei=1, request_id="one")
+    assert isinstance(conflict.value, core_errors.RequestConflict)
+    assert conflict.value.tx_id == tx.tx_id
+    with pytest.raises(errors.BadRequest) as bad:
+        await call("send", signer=signer, to=SOMEBODY, gas=2**70)
+    assert (bad.value.code, bad.value.field) == ("number_out_of_range", "payload.gas")
+    with pytest.raises(errors.UnknownSigner):
+        await call("send", signer="0x" + "11" * 20, to=SOMEBODY)
+    for unknown in ("nonsense", "0b6c39a4-86a0-4ae1-a3d2-3a3b6a2a0c11", "../signers", "a/b?c"):
+        with pytest.raises(errors.NotFound):
+            await call("get", unknown)
+    with pytest.raises(errors.WrongState) as ended:
+        await call("cancel", tx.tx_id)
+    assert ended.value.code == "tx_ended"
+
+
+async def test_people_can_ask_for_everything(call: Caller, anvil: TestChain) -> None:
+    signer = await first_signer(call)
+    assert (await call("pause_signer", signer, reason="maintenance", by="ada")).signer.state == "PAUSED"
+    with pytest.raises(errors.WrongState):
+        await call("pause_signer", signer)
+    tx: TxOut = await call("send", signer=signer, to=SOMEBODY)
+    with pytest.raises(errors.NotReached) as not_yet:
+        await call("wait", tx.tx_id, timeout_s=0.3)
+    assert not_yet.value.tx.state == "QUEUED"
+    assert (await call("suspend", tx.tx_id)).tx.state == "SUSPENDED"
+    assert (await call("resume", tx.tx_id)).tx.state == "QUEUED"
+    assert (await call("cancel", tx.tx_id, reason="not needed")).tx.state == "CANCELLED"
+    assert (await call("wait", tx.tx_id)).error == "not needed"
+    assert (await call("drain_signer", signer)).drained is True
+    assert (await call("resume_signer", signer)).signer.state == "ACTIVE"
+    assert (await call("protect_signer", signer, reason="strange")).signer.state == "PROTECT"
+    with pytest.raises(errors.SignerProtected):
+        await call("send", signer=signer, to=SOMEBODY)
+    with pytest.raises(errors.BadRequest):
+        await call("unprotect_signer", signer, decision="keep")
+    done = await call("unprotect_signer", signer, decision="keep", reason="it was nothing")
+    assert done.signer.state == "ACTIVE"
+    assert (await call("command", done.command_id)).outcome == done.outcome
+
+    await anvil.call("evm_setAutomine", False)
+    stuck: TxOut = await call("send", signer=signer, to=SOMEBODY, wait="submitted")
+    assert "again" in (await call("resubmit", stuck.tx_id)).outcome
+    await anvil.mine()
+    assert (await call("wait", stuck.tx_id)).state == "CONFIRMED"
+
+
+async def test_the_node_tells_about_itself(call: Caller) -> None:
+    signer = await first_signer(call)
+    await call("send", signer=signer, to=SOMEBODY, wait="confirmed")
+    assert [node.name for node in await call("nodes")] == ["node-1"]
+    assert (await call("version")).chain_ids == [31337]
+    seen = await call("signer", signer)
+    assert seen.chain_nonces.latest == 1
+    assert int(seen.balance_wei) > 0
+
+
+# ---- bad networks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("request_id", ["mine", None])
+async def test_answers_that_are_lost_make_no_second_transaction(
+    kind: str, request_id: str | None, node_url: str, anvil: TestChain
+) -> None:
+    async with Dropper(node_url).listening() as line, caller_of(kind, line.url) as call:
+        signer = await first_signer(call)
+        line.drops = 3
+        tx: TxOut = await call(
+            "send", signer=signer, to=SOMEBODY, value_wei=1, request_id=request_id, wait="confirmed"
+        )
+        assert line.dropped == 3
+        assert tx.state == "CONFIRMED"
+        assert [one.tx_id for one in await call("iterate")] == [tx.tx_id]
+        assert await anvil.nonce(signer) == 1
+
+        line.drops, line.dropped = 2, 0
+        asked = [{"signer": signer, "to": SOMEBODY} for _ in range(20)]
+        sent = await call("send_many", asked)
+        assert line.dropped == 2
+        assert len({one.tx_id for one in sent}) == 20
+        assert len(await call("iterate", page_size=7)) == 21
+        await asyncio.gather(*(call("wait", one.tx_id) for one in sent))
+        assert await anvil.nonce(signer) == 21
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_wish_whose_answer_is_lost_is_told_and_not_repeated(
+    kind: str, node_url: str, dsn: str
+) -> None:
+    async with Dropper(node_url).listening() as line, caller_of(kind, line.url) as call:
+        signer = await first_signer(call)
+        line.drops = 1
+        with pytest.raises(errors.Unreachable) as lost:
+            await call("pause_signer", signer, reason="once")
+        assert lost.value.sent
+        assert (await call("signer", signer)).state == "PAUSED"
+    connection = await asyncpg.connect(dsn)
+    try:
+        assert await connection.fetchval("SELECT count(*) FROM audit WHERE action = 'signer.pause'") == 1
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_node_that_is_away_is_passed_over_and_when_all_are_it_is_said(
+    kind: str, node_url: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with caller_of(kind, [dead, node_url]) as call:
+        signer = await first_signer(call)
+        assert (await call("send", signer=signer, to=SOMEBODY, wait="confirmed")).state == "CONFIRMED"
+        assert (await call("pause_signer", signer)).done
+    async with caller_of(kind, dead, retry_for_s=0.5) as call:
+        with pytest.raises(errors.Unreachable) as nobody:
+            await call("send", signer=signer, to=SOMEBODY, request_id="kept")
+        assert not nobody.value.sent
+        assert nobody.value.request_id == "kept"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_something_silent_counts_as_no_answer_in_time(kind: str) -> None:
+    hung_up = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            pass
+        writer.close()
+        hung_up.set()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, caller_of(kind, url, retry_for_s=0, answer_within_s=0.2) as call:
+        with pytest.raises(errors.Unreachable, match="no answer in time"):
+            await call("version")
+        async with asyncio.timeout(5):
+            await hung_up.wait()
+
+
+# ---- keys
+
+
+async def make_key(dsn: str, *scopes: Scope, **more: Any) -> str:
+    arguments = [f"--scope={scope}" for scope in scopes] + [
+        f"--{name}={value}" for name, value in more.items()
+    ]
+    status, out, told = await run_fencepost("keys", "create", "tester", "--dsn", dsn, *arguments)
+    assert status == 0, told
+    return out.strip()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_key_opens_what_it_may_and_a_rate_is_waited_for(kind: str, node_url: str, dsn: str) -> None:
+    reads = await make_key(dsn, Scope.TX_READ)
+    async with caller_of(kind, node_url, api_key=reads) as call:
+        signer = await first_signer(call)
+        with pytest.raises(errors.NotPermitted) as refused:
+            await call("send", signer=signer, to=SOMEBODY)
+        assert refused.value.code == "scope_missing"
+    slow = await make_key(dsn, Scope.TX_WRITE, rate=2)
+    async with caller_of(kind, node_url, api_key=slow) as call:
+        for number in range(4):
+            await call("send", signer=signer, to=SOMEBODY, request_id=str(number))
+    _, stranger = mint("nobody", scopes=frozenset({Scope.ADMIN}))
+    async with caller_of(kind, node_url, api_key=stranger) as call:
+        with pytest.raises(errors.NotAuthenticated):
+            await call("nodes")
