@@ -12,8 +12,10 @@ import asyncpg
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.evm.raw_sender import sender_of
 from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
+from fencepost.adapters.postgres.policies import PostgresPolicies
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.api.services import NodeInfo, Services, SignerRules
+from fencepost.application.policy import PolicyGuard
 from fencepost.domain.ids import Address
 from fencepost.wiring import Running
 
@@ -48,6 +50,12 @@ def _encode_constructor(*, abi: Sequence[Any], args: Sequence[Any]) -> bytes:
     return encode_constructor(abi=abi, args=args)
 
 
+def _selector_of(signature: str) -> bytes | None:
+    from fencepost.adapters.evm.abi import selector_of  # see above
+
+    return selector_of(signature)
+
+
 def services_of(running: Running) -> Services:
     settings, node = running.settings, running.node
     info = NodeInfo(
@@ -70,6 +78,7 @@ def services_of(running: Running) -> Services:
         reader=PostgresReader(running.pool),
         operate=PostgresOperate(running.pool, node=node.name),
         keys=PostgresKeyStore(running.pool, node=node.name),
+        policy=PolicyGuard(PostgresPolicies(running.pool, node=node.name), running.ledger),
         node=info,
         chains=running.chains,
         default_chain_id=running.default_chain_id,
@@ -79,6 +88,7 @@ def services_of(running: Running) -> Services:
         parse_address=parse_checked_address,
         encode_call=_encode_call,
         encode_constructor=_encode_constructor,
+        selector_of=_selector_of,
         pass_on=pass_on,
         sender_of=sender_of,
         is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),

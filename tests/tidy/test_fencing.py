@@ -46,6 +46,11 @@ UNFENCED = {
     "nonce_take": {"nonce_cursor", "nonce_slot"},
     "nonce_take_gaps": {"nonce_slot"},
     "nonce_write_behind": {"nonce_slot"},
+    # What signers may do and have spent of their day: budgets, no part of their sequences.
+    "policy_put": {"signer_policy", "audit"},
+    "policy_remove": {"signer_policy", "audit"},
+    "spend_give_back": {"signer_spend"},
+    "spend_take": {"signer_spend"},
 }
 FENCED = {"commit_lanes", "lease_release", "lease_renew", "nonce_take_leased"}
 

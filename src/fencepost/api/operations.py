@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fencepost.api import look, people, signers, submit, system
+from fencepost.api import look, people, policy, signers, submit, system
 from fencepost.api.bodies import MOST_BATCH_BYTES
 from fencepost.api.calls import Handler, Operation
 from fencepost.api.wire_in import (
@@ -14,6 +14,7 @@ from fencepost.api.wire_in import (
     CompletionsQuery,
     GetQuery,
     ListQuery,
+    PolicyIn,
     SignerQuery,
     SignersQuery,
     SignerWishQuery,
@@ -28,6 +29,7 @@ from fencepost.api.wire_out import (
     CommandOut,
     CompletionsOut,
     NodesOut,
+    PolicyOut,
     ReadyOut,
     SignerOut,
     SignersPage,
@@ -46,6 +48,8 @@ _OPERATE = (Scope.OPERATOR,)
 _TAKING = (
     "request_conflict",
     "signer_protected",
+    "overloaded",
+    "policy_refused",
     "not_leader",
     "signer_unknown",
     "chain_unknown",
@@ -58,6 +62,7 @@ def operations() -> list[Operation]:
         *(_transaction_wish(command, summary) for command, summary in _TRANSACTION_WISHES.items()),
         *_signers(),
         *(_signer_wish(action, summary) for action, summary in _SIGNER_WISHES.items()),
+        *_policies(),
         *_node(),
     ]
 
@@ -243,6 +248,32 @@ def _signer_wish(action: str, summary: str) -> Operation:
         body_needed=action == "unprotect",
         problems=("signer_not_found", "signer_state", "chain_unknown", "address_invalid"),
     )
+
+
+def _policies() -> list[Operation]:
+    path = f"{PREFIX}/signers/{{address}}/policy"
+    problems = ("signer_not_found", "chain_unknown", "address_invalid")
+    lines: list[tuple[str, str, str, Handler, Scope]] = [
+        ("GET", "getPolicy", "What a signer may do, and what its day has cost.", policy.get, Scope.OPERATOR),
+        ("PUT", "putPolicy", "Set what a signer may do, as a whole.", policy.put, Scope.ADMIN),
+        ("DELETE", "removePolicy", "Let the signer do everything again.", policy.remove, Scope.ADMIN),
+    ]
+    return [
+        Operation(
+            method,
+            path,
+            name,
+            summary,
+            handler,
+            {200: PolicyOut},
+            "Signers",
+            scopes=(scope,),
+            query=SignerQuery,
+            body=PolicyIn if method == "PUT" else None,
+            problems=problems,
+        )
+        for method, name, summary, handler, scope in lines
+    ]
 
 
 def _node() -> list[Operation]:

@@ -18,6 +18,7 @@ from fencepost.errors import (
     DatabaseUnusable,
     InvalidRequest,
     NotLeader,
+    Overloaded,
     RequestConflict,
     RpcError,
     SignerProtected,
@@ -63,6 +64,9 @@ KINDS: dict[str, Kind] = {
     "key_invalid": Kind(401, "The API key is not valid", "Check the key; it may have been revoked."),
     "scope_missing": Kind(403, "The key may not do this", "Use a key with one of the scopes named."),
     "signer_forbidden": Kind(403, "The key may not use this signer", "Use a key that has this signer."),
+    "policy_refused": Kind(
+        403, "The signer's policy forbids this", "See GET /api/v1/signers/{address}/policy."
+    ),
     "origin_refused": Kind(
         403, "Browsers of other places are not served", "Call from a program, or make an API key."
     ),
@@ -88,6 +92,7 @@ KINDS: dict[str, Kind] = {
     "body_too_large": Kind(413, "The body is too large", "Split the batch, or shorten the data."),
     "media_type": Kind(415, "The body must be JSON", "Send `Content-Type: application/json`."),
     "rate_limited": Kind(429, "Too many requests with this key", "Slow down; Retry-After says when."),
+    "overloaded": Kind(429, "Too much waits already", "Retry later, with the same requestId."),
     "internal": Kind(500, "We made a mistake", "Tell the operator the id; it stands in the log."),
     "database_unavailable": Kind(
         503, "The database does not answer", "Retry with the same requestId: nothing is accepted twice."
@@ -167,12 +172,21 @@ def foreseen(error: BaseException) -> ApiError | None:
             return ApiError("request_conflict", str(error), field="requestId")
         case SignerProtected():
             return ApiError("signer_protected", str(error), field="signer")
+        case UsageError():
+            return ApiError("refused", str(error)[:1000])
+        case _:
+            return _passing(error)
+
+
+def _passing(error: BaseException) -> ApiError | None:
+    """What may be otherwise soon."""
+    match error:
+        case Overloaded():
+            return ApiError("overloaded", str(error)[:300], retry_after_s=error.retry_after_s)
         case NotLeader():
             return ApiError("not_leader", str(error), owner=error.owner, retry_after_s=RETRY_AFTER_S)
         case DatabaseUnusable():
             return ApiError("database_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
-        case UsageError():
-            return ApiError("refused", str(error)[:1000])
         case RpcError():
             return ApiError("chain_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
         case _:

@@ -11,6 +11,7 @@ from uuid import UUID
 from fencepost.application.accept import Accept
 from fencepost.application.api_keys import KeyStore
 from fencepost.application.operate import Operate
+from fencepost.application.policy import PolicyGuard
 from fencepost.application.ports import Chain
 from fencepost.application.read import Reader
 from fencepost.application.waiting import Waiting
@@ -56,6 +57,7 @@ class Services:
     reader: Reader
     operate: Operate
     keys: KeyStore
+    policy: PolicyGuard
     node: NodeInfo
     chains: Mapping[int, Chain]
     default_chain_id: int
@@ -65,6 +67,7 @@ class Services:
     parse_address: Callable[[str], Address]  # raises ValueError, for a wrong checksum too
     encode_call: EncodeCall
     encode_constructor: EncodeConstructor
+    selector_of: Callable[[str], bytes | None]  # of a signature; None when it is none
     pass_on: PassOn  # a caller's own call to the chain's node
     sender_of: Callable[[bytes], Address]  # who signed a raw transaction; raises ValueError
     is_database_failure: Callable[[BaseException], bool]  # the database is away or busy, not wrong

@@ -13,9 +13,11 @@ from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_f
 from fencepost.api.wire_in import BatchEnvelope, TxRequest, WaitQuery
 from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
 from fencepost.application.accept import Request
+from fencepost.application.policy import Admission
 from fencepost.application.ports import Accepted, AcceptOutcome
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
+from fencepost.errors import Overloaded
 
 PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is known, and out
 
@@ -35,7 +37,10 @@ async def one(call: Call) -> Reply:
 async def take_one(call: Call, request: Request) -> Accepted:
     """The one way in for a single request, whichever door it came through; what is no success is raised."""
     await _require_leader(call, request.signer)
-    accepted = (await call.services.accept.accept([request]))[0]
+    admission = (await call.services.policy.admit([request]))[0]
+    if admission.refused is not None:
+        raise _forbidden(request, admission.refused)
+    accepted = (await _take(call, [request], [admission]))[0]
     _raise_refusal(request, accepted)
     return accepted
 
@@ -51,8 +56,14 @@ async def batch(call: Call) -> Reply:
         except Exception as error:  # noqa: BLE001 - `_failed` raises again what is not the request's own fault
             results[index] = _failed(error)
     good = await _admitted(call, good, results)
+    admissions = await call.services.policy.admit([request for _, request in good])
+    for (index, request), admission in zip(good, admissions, strict=True):
+        if admission.refused is not None:
+            results[index] = _failed(_forbidden(request, admission.refused))
+    admissions = [admission for admission in admissions if admission.refused is None]
+    good = [(index, request) for index, request in good if results[index] is None]
     if good:
-        accepted = await call.services.accept.accept([request for _, request in good])
+        accepted = await _take(call, [request for _, request in good], admissions)
         known = await _known(call, accepted)
         for (index, request), answer in zip(good, accepted, strict=True):
             results[index] = _result(request, answer, known)
@@ -73,6 +84,26 @@ async def _admitted(
         if request.signer in refused:
             results[index] = refused[request.signer]
     return [(index, request) for index, request in good if request.signer not in refused]
+
+
+async def _take(
+    call: Call, requests: Sequence[Request], admissions: Sequence[Admission]
+) -> Sequence[Accepted]:
+    """Store them; what was not stored gives its part of the day's budget back."""
+    policy = call.services.policy
+    try:
+        accepted = await call.services.accept.accept(requests)
+    except Overloaded:  # the one failure of which is certain that nothing was stored
+        for request, admission in zip(requests, admissions, strict=True):
+            await policy.give_back(request, admission)
+        raise
+    for request, admission, answer in zip(requests, admissions, accepted, strict=True):
+        await policy.settle(request, admission, answer)
+    return accepted
+
+
+def _forbidden(request: Request, reason: str) -> ApiError:
+    return ApiError("policy_refused", f"{request.signer.address}: {reason}", field="payload")
 
 
 async def _require_leader(call: Call, signer: Signer) -> None:

@@ -155,6 +155,23 @@ class UnprotectIn(_In):
     by: By | None = None
 
 
+class PolicyIn(_In):
+    """What the signer may do; what is left out does not matter. With receivers or selectors it may not deploy."""
+
+    receivers: Annotated[list[AddressText], Meta(max_length=1000)] | None = None
+    selectors: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=2, max_length=2000)]],
+            Meta(
+                max_length=1000, description="0x and 8 hex digits, a signature, or 0x for a plain transfer."
+            ),
+        ]
+        | None
+    ) = None
+    value_wei_max: Quantity | None = None
+    daily_wei_max: Annotated[Quantity, Meta(description="Value without gas, a day by UTC.")] | None = None
+
+
 # ---- queries
 
 

@@ -170,6 +170,16 @@ class SignersPage(_Out):
     next: str | None
 
 
+class PolicyOut(_Out):
+    """What is null does not matter."""
+
+    receivers: list[str] | None
+    selectors: list[str] | None
+    value_wei_max: str | None
+    daily_wei_max: str | None
+    spent_today_wei: str
+
+
 class CommandOut(_Out):
     """A wish and what became of it. Not `done`: the lane has not got to it yet; ask again at `Location`."""
 

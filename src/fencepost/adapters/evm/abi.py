@@ -46,8 +46,23 @@ def encode_call(*, method: str, abi: Sequence[Any] | None, args: Sequence[Any]) 
         )
     else:
         name, parameters = method, _from_abi(abi, method, len(args))
+    return _selector(name, parameters) + _encode(parameters, args)
+
+
+def selector_of(signature: str) -> bytes | None:
+    """The four bytes that a method is called by; None for what is no signature."""
+    if len(signature) > MOST_SIGNATURE_CHARS:
+        return None
+    try:
+        name, parameters = _from_signature(signature)
+    except InvalidRequest:
+        return None
+    return _selector(name, parameters)
+
+
+def _selector(name: str, parameters: tuple[_Parameter, ...]) -> bytes:
     signature = f"{name}({','.join(_text(parameter.type) for parameter in parameters)})"
-    return keccak256(signature.encode())[:4] + _encode(parameters, args)
+    return keccak256(signature.encode())[:4]
 
 
 def encode_constructor(*, abi: Sequence[Any], args: Sequence[Any]) -> bytes:
