@@ -140,6 +140,7 @@ async def open_node(
                 stuck_hook=stuck_hook,
                 handlers=handlers,
                 decode=_decode,
+                incarnation=incarnation,
             )
 
         node = Node(

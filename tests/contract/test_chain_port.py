@@ -20,6 +20,7 @@ from fencepost.domain.send import SendCategory
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 from fencepost.errors import ChainUnusable, WouldRevert
 from fencepost.lab.sim.chain import Decoded, FakeChain
+from fix_anvil import TestChain
 
 CHAIN_ID = 31_337
 GWEI = 10**9
@@ -33,13 +34,6 @@ def _reverting_code(reason: str) -> bytes:
     words = (32).to_bytes(32, "big") + len(text).to_bytes(32, "big") + text + bytes(-len(text) % 32)
     tail = bytes.fromhex("08c379a0") + words
     return bytes.fromhex(f"60{len(tail):02x}600c600039 60{len(tail):02x}6000fd") + tail
-
-
-class Anvil(Protocol):
-    """What the fixture `anvil` gives."""
-
-    @property
-    def rpc_url(self) -> str: ...
 
 
 class Lab(Protocol):
@@ -108,11 +102,10 @@ class AnvilLab:
 
 
 @pytest.fixture(params=["fake", "anvil"])
-async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+async def lab(request: pytest.FixtureRequest, anvil: TestChain) -> AsyncIterator[Lab]:
     if request.param == "fake":
         yield FakeLab()
         return
-    anvil: Anvil = request.getfixturevalue("anvil")
     rpc = JsonRpc(anvil.rpc_url, timeout_s=20)
     chain = EvmChain([rpc])
     await chain.verify_chain_id(CHAIN_ID)

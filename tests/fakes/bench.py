@@ -133,6 +133,7 @@ class Bench:
                 stuck_hook=decide,
                 handlers=handlers,
                 decode=decode,
+                incarnation=incarnation,
             )
 
         node = Node(

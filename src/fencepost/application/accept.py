@@ -24,6 +24,9 @@ MOST_WEI = 2**256 - 1
 MOST_GAS = 2**63 - 1
 MOST_REQUEST_ID = 200
 
+# How long a handler's request waits for its turn. If its process dies meanwhile, this is how long others wait for it.
+HANDLER_WAITS_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -94,6 +97,7 @@ class Accept:
             payload=payload,
             payload_digest=digest(payload),
             origin=origin,
+            valid_for_s=HANDLER_WAITS_S,
         )
         answer = (await self._store([new]))[0]
         if answer.outcome is AcceptOutcome.PROTECTED:

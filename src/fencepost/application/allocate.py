@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fencepost.application import attempts
-from fencepost.application.lane import Lane, protect
+from fencepost.application.lane import HandlerElsewhere, Lane, protect
 from fencepost.application.ports import Cursor
 from fencepost.domain import managed
 from fencepost.domain.managed import Entry, Kind, ManagedTx, Purpose
@@ -224,6 +224,8 @@ async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
 
 async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> int:
     """The nonce first, because the handler needs it; if the handler is gone, the request goes before it costs one."""
+    if tx.tx_id not in lane.handlers and tx.valid_until_s is not None and tx.origin != lane.incarnation:
+        raise HandlerElsewhere(f"{lane.signer} is wanted by the process that has the next handler")
     if tx.tx_id not in lane.handlers:
         await lane.commit(
             [lane.change(tx, partial(managed.dropped, reason="its handler is gone"))], op="drop"

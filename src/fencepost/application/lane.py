@@ -51,6 +51,12 @@ class Untrusted(FencepostError):
     code = "lease_untrusted"
 
 
+class HandlerElsewhere(FencepostError):
+    """The next request is for a function of another process: let go, so that its node can have the lane."""
+
+    code = "handler_elsewhere"
+
+
 StuckDecision = Literal["wait", "resubmit", "mark", "filler"]
 StuckHook = Callable[[ManagedTx], Awaitable[StuckDecision]]
 
@@ -118,6 +124,7 @@ class Lane:
     stuck_hook: StuckHook
     handlers: dict[UUID, Handler]
     decode: Decode
+    incarnation: UUID | None = None  # of the process that these handlers live in
 
     cursor: Cursor | None = None
     in_flight: dict[int, ManagedTx] = field(default_factory=dict)  # by nonce, lowest first

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fencepost.application.lane import Lane, StateMoved, Untrusted
+from fencepost.application.lane import HandlerElsewhere, Lane, StateMoved, Untrusted
 from fencepost.application.ports import Observer
 from fencepost.application.step import step
 from fencepost.domain.ids import Signer
@@ -192,6 +192,10 @@ class Lanes:
         except Untrusted:
             slot.waits_for_trust = True
             return None  # the renewal wakes it
+        except HandlerElsewhere:
+            self.drop(lane.signer)
+            self.on_given_up(lane)
+            return None
         except Fenced:
             self.drop(lane.signer)
             self.on_lost(lane.signer)
