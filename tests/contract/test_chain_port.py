@@ -322,7 +322,7 @@ async def test_block_receipts_are_the_receipts_of_the_block(lab: Lab) -> None:
     assert await chain.block_receipts(head.number + 1000) is None
 
 
-async def test_another_chain_id_is_refused(anvil: Anvil) -> None:
+async def test_another_chain_id_is_refused(anvil: TestChain) -> None:
     chain = EvmChain([JsonRpc(anvil.rpc_url)])
     try:
         with pytest.raises(ChainUnusable, match=r"is on chain 31337, not 1$"):
