@@ -22,6 +22,7 @@ from fencepost.serving import bind, serve
 from fencepost.wiring import Running
 from fencepost.wiring_api import services_of
 from fix_anvil import TestChain
+from fix_core import eventually
 
 SOMEBODY = "0x" + "5e" * 20
 FAST = {
@@ -89,6 +90,21 @@ class Door:
                 dict(response.headers),
                 await (response.json() if is_json else response.text()),
             )
+
+    async def completions(self, count: int, *, limit: int = 100) -> list[dict[str, Any]]:
+        """That many at least, page by page; other users of the server may hold the newest back for a while."""
+        found: list[dict[str, Any]] = []
+        after = ""
+
+        async def came() -> bool:
+            nonlocal after
+            answer = await self.get("/completions", after=after, limit=limit)
+            found.extend(answer.json["items"])
+            after = answer.json["next"]
+            return len(found) >= count
+
+        await eventually(came)
+        return found
 
     def transfer(self, request_id: str | None = None, **more: Any) -> dict[str, Any]:
         asked = {"signer": self.signers[0], "payload": {"to": SOMEBODY, "value": 1}}

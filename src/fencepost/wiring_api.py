@@ -24,13 +24,13 @@ from fencepost.wiring import Running
 DATABASE_FAILURES = (
     OSError,  # TimeoutError and every kind of broken connection are among them
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server ended the session while a statement was under way
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.TransactionRollbackError,
     asyncpg.LockNotAvailableError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidTransactionStateError,  # a transaction's time is over, or the server became read-only
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
