@@ -1,0 +1,12 @@
+"""What the suites with clients of others need."""
+
+from __future__ import annotations
+
+import pytest
+
+from npm_clients import NpmClients, installed
+
+
+@pytest.fixture(scope="session")
+def npm_clients() -> NpmClients:
+    return installed()
