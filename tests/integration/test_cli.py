@@ -151,6 +151,12 @@ async def test_an_unknown_variable_and_an_unknown_key() -> None:
     await assert_refused("up", "--set", "lease.duration", says="key=value")
 
 
+async def test_a_door_to_the_world_needs_keys(dsn: str, anvil: TestChain) -> None:
+    await assert_refused(
+        "up", "--port=0", "--host=0.0.0.0", "--dsn", dsn, "--rpc-url", anvil.rpc_url, says="fencepost keys create"
+    )  # fmt: skip
+
+
 async def test_an_unknown_command_is_told_with_exit_code_2() -> None:
     status, _, errors = await fencepost("upp")
     assert status == 2

@@ -9,8 +9,9 @@ import signal
 
 import click
 import uvloop
+from rich.console import Console
 
-from fencepost.api.app import create_app
+from fencepost.api import create_app, require_keys
 from fencepost.cli.options import settings_options
 from fencepost.cli.tables import console
 from fencepost.dev.surroundings import surroundings
@@ -47,15 +48,19 @@ async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool) -> None:
         async with (
             surroundings(settings, report=report) as around,
             open_node(around.settings, dsn=around.dsn, more_private_keys=around.private_keys) as running,
-            serve(create_app(services_of(running)), listener) as url,
         ):
-            if as_json:
-                click.echo(json.dumps({"url": url, "node": running.node.name}))
-            else:
-                out.print(
-                    f"✓ node {running.node.name} is ready at {url}  (docs at {url}/docs)", style="green"
-                )
-            await stop.wait()
+            services = services_of(running)
+            require_keys(settings.api.host, await services.keys.exist())
+            async with serve(create_app(services), listener) as url:
+                _say_ready(out, url, running.node.name, as_json=as_json)
+                await stop.wait()
+
+
+def _say_ready(out: Console, url: str, name: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"url": url, "node": name}))
+    else:
+        out.print(f"✓ node {name} is ready at {url}  (docs at {url}/docs)", style="green")
 
 
 def _stop_at_end_of_input(stop: asyncio.Event) -> None:
