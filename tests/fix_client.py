@@ -1,7 +1,7 @@
 """A node as a process of its own, the command run against it, both kinds of client in one form, and a bad network.
 
-`node_url` is the URL of a `fencepost up` with three signers of the test chain. `Caller` calls either kind of client the
-same way. `Dropper` stands between a client and a node, and cuts the line when the answer is on its way back.
+`node_at` is a `fencepost up` with signers of the test chain. `Caller` calls either kind of client the same way. `line_to`
+stands between a client and a node.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from fencepost.client import AsyncClient, Client
 from fencepost.lab.nodes import start_node
+from fencepost.lab.relay import Relay, relay
 from fix_anvil import TestChain
 
 FAST = {
@@ -92,62 +93,11 @@ async def caller_of(kind: str, url: str | list[str], **options: Any) -> AsyncIte
             yield Caller(client)
 
 
-@dataclass(slots=True)
-class Dropper:
-    """Lets everything through to the node; of the next `drops` answers it lets nothing back."""
-
-    target: str
-    url: str = ""
-    drops: int = 0
-    dropped: int = 0
-    _open: set[asyncio.StreamWriter] = field(default_factory=set)
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[Dropper]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-            for writer in list(self._open):
-                writer.transport.abort()
-            await server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        where = urlsplit(self.target)
-        to_node: asyncio.StreamWriter | None = None
-        self._open.add(writer)
-        try:
-            from_node, to_node = await asyncio.open_connection(where.hostname, where.port)
-            self._open.add(to_node)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._forth(reader, to_node))
-                group.create_task(self._back(from_node, writer, to_node))
-        except* OSError:
-            pass  # either side hung up, which is all that a line can do
-        finally:
-            for one in (writer, to_node):
-                if one is not None:
-                    one.transport.abort()
-                    self._open.discard(one)
-
-    async def _forth(self, reader: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(65536):
-            to_node.write(piece)
-            await to_node.drain()
-        with suppress(OSError):
-            to_node.write_eof()
-
-    async def _back(
-        self, from_node: asyncio.StreamReader, writer: asyncio.StreamWriter, to_node: asyncio.StreamWriter
-    ) -> None:
-        while piece := await from_node.read(65536):
-            if self.drops:
-                self.drops -= 1
-                self.dropped += 1
-                break
-            writer.write(piece)
-            await writer.drain()
-        writer.transport.abort()
-        to_node.transport.abort()
+@asynccontextmanager
+async def line_to(url: str) -> AsyncIterator[tuple[Relay, str]]:
+    """A wire between a client and a node that can lose answers, and the URL at its near end."""
+    where = urlsplit(url)
+    assert where.hostname is not None
+    assert where.port is not None
+    async with relay(where.hostname, where.port) as wire:
+        yield wire, f"http://127.0.0.1:{wire.port}"

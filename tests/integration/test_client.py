@@ -17,7 +17,7 @@ from fencepost.adapters.evm.keccak import keccak256
 from fencepost.application.api_keys import Scope, mint
 from fencepost.client import TxOut, errors
 from fix_anvil import TestChain
-from fix_client import Caller, Dropper, caller_of, node_at, run_fencepost
+from fix_client import Caller, caller_of, line_to, node_at, run_fencepost
 
 KINDS = ["blocking", "awaited"]
 SOMEBODY = "0x" + "5e" * 20
@@ -175,21 +175,21 @@ async def test_the_node_tells_about_itself(call: Caller) -> None:
 async def test_answers_that_are_lost_make_no_second_transaction(
     kind: str, request_id: str | None, node_url: str, anvil: TestChain
 ) -> None:
-    async with Dropper(node_url).listening() as line, caller_of(kind, line.url) as call:
+    async with line_to(node_url) as (line, url), caller_of(kind, url) as call:
         signer = await first_signer(call)
-        line.drops = 3
+        line.lose_answers(3)
         tx: TxOut = await call(
             "send", signer=signer, to=SOMEBODY, value_wei=1, request_id=request_id, wait="confirmed"
         )
-        assert line.dropped == 3
+        assert line._answers_to_lose == 0
         assert tx.state == "CONFIRMED"
         assert [one.tx_id for one in await call("iterate")] == [tx.tx_id]
         assert await anvil.nonce(signer) == 1
 
-        line.drops, line.dropped = 2, 0
+        line.lose_answers(2)
         asked = [{"signer": signer, "to": SOMEBODY} for _ in range(20)]
         sent = await call("send_many", asked)
-        assert line.dropped == 2
+        assert line._answers_to_lose == 0
         assert len({one.tx_id for one in sent}) == 20
         assert len(await call("iterate", page_size=7)) == 21
         await asyncio.gather(*(call("wait", one.tx_id) for one in sent))
@@ -200,9 +200,9 @@ async def test_answers_that_are_lost_make_no_second_transaction(
 async def test_a_wish_whose_answer_is_lost_is_told_and_not_repeated(
     kind: str, node_url: str, dsn: str
 ) -> None:
-    async with Dropper(node_url).listening() as line, caller_of(kind, line.url) as call:
+    async with line_to(node_url) as (line, url), caller_of(kind, url) as call:
         signer = await first_signer(call)
-        line.drops = 1
+        line.lose_answers(1)
         with pytest.raises(errors.Unreachable) as lost:
             await call("pause_signer", signer, reason="once")
         assert lost.value.sent

@@ -233,6 +233,12 @@ def test_what_is_no_node_is_told(answer: Answer) -> None:
         send(Stage(sayings=[answer]))
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[" * 100_000, b'"\xff"', b"{}"])
+def test_a_refusal_without_a_problem_goes_by_its_status(body: bytes) -> None:
+    with pytest.raises(errors.NotFound, match="HTTP 404"):
+        send(Stage(sayings=[Answer(404, None, body)]))
+
+
 def test_of_many_each_has_its_own_outcome_and_the_turned_away_are_tried_elsewhere() -> None:
     told = {"title": "t", "type": "x", "detail": "d"}
     first = {

@@ -10,6 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from fencepost import bounded_json
 from fencepost.errors import InvalidRequest
 
 _TRUTH = {"true": True, "false": False}
@@ -51,8 +54,8 @@ def _argument(type_: str, word: str, number: int) -> Any:
     if type_.endswith("]") or type_.startswith("("):
         try:
             # Whole numbers stay whole, whatever their size; others are for the node to refuse, as text.
-            return json.loads(word, parse_float=str)
-        except (ValueError, RecursionError):
+            return bounded_json.decode(word.encode(), lambda text: json.loads(text, parse_float=str))
+        except (ValueError, msgspec.DecodeError):
             raise InvalidRequest(f"argument {number} is a {type_}: write it as JSON", field="args") from None
     if type_ == "bool":
         if word not in _TRUTH:

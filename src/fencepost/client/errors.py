@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fencepost import errors
+from fencepost import bounded_json, errors
 from fencepost.api.problems import Problem
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def refusal(problem: Problem, *, retry_after_s: float = 0.0) -> Refusal:
 def problem_in(status: int, body: bytes) -> Problem:
     """The problem in a body; whatever stands between us and the node may answer without one."""
     try:
-        return msgspec.json.decode(body, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return bounded_json.decode(body, lambda text: msgspec.json.decode(text, type=Problem))
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return Problem(
             type="about:blank", title=f"The answer was HTTP {status}", status=status, code="", detail=""
         )
