@@ -1,0 +1,160 @@
+"""How cost grows: a hot signer, many signers, many finished rows, many idle signers, a long queue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import asyncpg
+
+from fencepost.lab.bench.cpu import cpu_s, family_cpu_s, rss_bytes
+from fencepost.lab.bench.report import Figure
+from fencepost.lab.bench.stage import Signers, Stage, until_ended
+from fencepost.lab.bench.throughput import batch_requests, pour
+
+MIB = 2**20
+
+
+async def hot_signer(stage: Stage) -> list[Figure]:
+    """Nonces a second for one signer with a window of 256, against one row lock a call."""
+    count = stage.count(10_000, 3_000)
+    locked = await _one_row_lock_a_call(stage)
+    signers = Signers.fresh(1)
+    async with (
+        stage.stub() as rpc_url,
+        stage.database() as dsn,
+        stage.node(dsn, rpc_url, signers.keys) as node,
+    ):
+        await pour(node.url, batch_requests(node.url, signers, count, "h"), 4, 200)
+        await until_ended(dsn, count, within_s=120)
+        connection = await asyncpg.connect(dsn)
+        seconds = await connection.fetchval(
+            "SELECT extract(epoch FROM max(at) - min(at))::float8 FROM journal WHERE event = 'AssignNonce'"
+        )
+        await connection.close()
+    rate = count / max(seconds, 1e-3)
+    return [Figure("hot signer: nonces, window 256", rate, "/s", 10, True, "a row lock a call, /s", locked)]
+
+
+async def _one_row_lock_a_call(stage: Stage) -> float:
+    """SELECT FOR UPDATE, UPDATE, COMMIT; eight callers."""
+    seconds = stage.count(4, 2)
+    async with stage.database() as dsn:
+        pool = await asyncpg.create_pool(dsn, min_size=8, max_size=8)
+        await pool.execute("CREATE TABLE hot (id int PRIMARY KEY, next bigint NOT NULL)")
+        await pool.execute("INSERT INTO hot VALUES (1, 0)")
+        deadline_s = time.monotonic() + seconds
+
+        async def allocate() -> None:
+            while time.monotonic() < deadline_s:
+                async with pool.acquire() as connection, connection.transaction():
+                    await connection.fetchval("SELECT next FROM hot WHERE id = 1 FOR UPDATE")
+                    await connection.execute("UPDATE hot SET next = next + 1 WHERE id = 1")
+
+        await asyncio.gather(*(allocate() for _ in range(8)))
+        rate = float(await pool.fetchval("SELECT next FROM hot")) / seconds
+        await pool.close()
+    return rate
+
+
+async def growth(stage: Stage) -> list[Figure]:
+    """CPU a transaction (node and database) with more signers, and with more finished rows."""
+    few = await _cost_us(stage, signers=10, finished=0)
+    many = await _cost_us(stage, signers=stage.count(10_000, 1_000), finished=0)
+    old = await _cost_us(stage, signers=10, finished=stage.count(1_000_000, 100_000))
+    told = stage.count(10_000, 1_000)
+    rows = stage.count(1_000_000, 100_000)
+    return [
+        Figure(f"growth: cost with {told:,} signers", many, "µs a tx", 1.3, False, "10 signers, µs", few),
+        Figure(f"growth: cost with {rows:,} finished rows", old, "µs a tx", 1.3, False, "none, µs", few),
+    ]
+
+
+async def _cost_us(stage: Stage, *, signers: int, finished: int) -> float:
+    count = stage.count(10_000, 3_000)
+    who = Signers.fresh(signers)
+    async with stage.stub() as rpc_url, stage.database() as dsn:
+        if finished:
+            await _fill_with_finished(dsn, finished)
+        async with stage.node(dsn, rpc_url, who.keys) as node:
+            before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+            await pour(node.url, batch_requests(node.url, who, count, "g"), 4, 200)
+            await until_ended(dsn, count + finished, within_s=180)
+            after = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+    return (after - before) / count * 1e6
+
+
+async def _fill_with_finished(dsn: str, count: int) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "INSERT INTO managed_tx (tx_id, chain_id, signer, request_id, kind, payload, payload_digest, state, is_live,"
+        " nonce, tx_hash, block_number, block_hash, finished_at)"
+        " SELECT gen_random_uuid(), 31337, '0x' || lpad(to_hex(i % 1000), 40, '0'), 'old-' || i, 'intent', '{}',"
+        " decode(repeat('00', 32), 'hex'), 'CONFIRMED', false, i / 1000, '0x' || lpad(to_hex(i), 64, '0'), 1,"
+        " '0x' || repeat('0', 64), clock_timestamp() FROM generate_series(1, $1) i",
+        count,
+    )
+    await connection.execute("VACUUM ANALYZE managed_tx")
+    await connection.close()
+
+
+async def idle(stage: Stage) -> list[Figure]:
+    """A node that holds a thousand idle signers: statements and CPU."""
+    count = stage.count(1_000, 200)
+    seconds = stage.count(20, 8)
+    signers = Signers.fresh(count)
+    settings = {"lease.idle_release": "10m"}
+    async with (
+        stage.stub() as rpc_url,
+        stage.database() as dsn,
+        stage.node(dsn, rpc_url, signers.keys, settings) as node,
+    ):
+        await pour(node.url, batch_requests(node.url, signers, count, "i"), 4, 200)
+        await until_ended(dsn, count, within_s=120)
+        await asyncio.sleep(2)
+        before = await _transactions(dsn), cpu_s(node.process.pid)
+        await asyncio.sleep(seconds)
+        after = await _transactions(dsn), cpu_s(node.process.pid)
+    return [
+        Figure(
+            f"idle: transactions a second, {count:,} signers",
+            (after[0] - before[0]) / seconds,
+            "/s",
+            5,
+            False,
+        ),
+        Figure(
+            f"idle: CPU, {count:,} signers", (after[1] - before[1]) / seconds * 100, "% of a core", 2, False
+        ),
+    ]
+
+
+async def _transactions(dsn: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        return int(
+            await connection.fetchval(
+                "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+            )
+        )
+    finally:
+        await connection.close()
+
+
+async def memory(stage: Stage) -> list[Figure]:
+    """What a long queue costs a node in memory: the rest of it stays stored."""
+    count = stage.count(100_000, 20_000)
+    signers = Signers.fresh(20)
+    async with (
+        stage.stub() as rpc_url,
+        stage.database() as dsn,
+        stage.node(
+            dsn, rpc_url, signers.keys, {"nonce.mode": "strict", "confirmations.required": "1000"}
+        ) as node,
+    ):
+        before = rss_bytes(node.process.pid)
+        await pour(node.url, batch_requests(node.url, signers, count, "m"), 4, 200)
+        await asyncio.sleep(1)
+        after = rss_bytes(node.process.pid)
+    return [Figure(f"memory: {count:,} queued", (after - before) / MIB, "MiB more", 150, False)]

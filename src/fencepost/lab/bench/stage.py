@@ -1,0 +1,161 @@
+"""What every figure needs: a server with fsync on, a database of its own, signers, and nodes as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+
+from fencepost.adapters.postgres import migrate
+from fencepost.adapters.signers.local import LocalKeys
+from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
+from fencepost.dev.paths import default_cache_dir
+from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
+from fencepost.errors import Unready
+from fencepost.lab.nodes import NodeProcess, start_node
+
+QUIET = {
+    "nonce.mode": "pipelined",
+    "nonce.max_in_flight": "256",
+    "nonce.chain_query": "off",
+    "confirmations.required": "0",
+    "gas.refuse_reverting": "false",
+    "chains.default.poll_interval": "0.05s",
+    "log.level": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signers:
+    keys: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def fresh(cls, count: int) -> Signers:
+        keys = tuple("0x" + secrets.token_hex(32) for _ in range(count))
+        return cls(keys, tuple(LocalKeys.from_hex(keys).addresses()))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    server: EmbeddedPostgres
+    folder: Path
+    quick: bool
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    async def version(self) -> str:
+        connection = await asyncpg.connect(self.server.dsn)
+        try:
+            return str(await connection.fetchval("SELECT current_setting('server_version')"))
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[str]:
+        """A fresh database with our schema."""
+        name = f"bench_{uuid4().hex[:12]}"
+        await self._administer(f"CREATE DATABASE {name}")
+        dsn = urlunsplit(urlsplit(self.server.dsn)._replace(path=f"/{name}"))
+        try:
+            await migrate.apply(dsn)
+            yield dsn
+        finally:
+            await self._administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def _administer(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.server.dsn)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def node(
+        self, dsn: str, rpc_url: str, keys: Sequence[str], settings: Mapping[str, str] | None = None
+    ) -> AsyncIterator[NodeProcess]:
+        node = await start_node(
+            "bench",
+            dsn=dsn,
+            rpc_url=rpc_url,
+            private_keys=keys,
+            settings={**QUIET, **(settings or {})},
+            log=self.folder / "node.log",
+        )
+        try:
+            yield node
+        finally:
+            await node.stop()
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator[str]:
+        """A chain that answers at once."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fencepost.lab.bench.stub_chain",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        assert process.stdin is not None  # noqa: S101 - it was asked for
+        try:
+            yield json.loads(await process.stdout.readline())["url"]
+        finally:
+            process.stdin.close()
+            with contextlib.suppress(ProcessLookupError):
+                async with asyncio.timeout(5):
+                    await process.wait()
+
+    @asynccontextmanager
+    async def anvil(self, *, block_time_s: float) -> AsyncIterator[AnvilNode]:
+        binary = await find_anvil(default_cache_dir(), report=lambda _: None)
+        folder = self.folder / f"anvil-{uuid4().hex[:8]}"
+        extra = ("--gas-limit", "30000000000")
+        async with anvil_node(binary=binary, run_dir=folder, block_time_s=block_time_s, extra=extra) as node:
+            yield node
+
+
+@asynccontextmanager
+async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
+    folder = _folder()
+    try:
+        async with embedded_postgres(folder / "postgres") as server:
+            yield Stage(server, folder, quick)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def until_ended(dsn: str, count: int, *, within_s: float) -> None:
+    """Wait until so many transactions have ended well."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            done = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE NOT is_live")
+            if done >= count:
+                bad = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE state <> 'CONFIRMED'")
+                if bad:
+                    raise Unready(f"{bad} of {count} transactions did not end well")
+                return
+            await asyncio.sleep(0.02)
+    finally:
+        await connection.close()
+    raise Unready(f"{count} transactions did not end within {within_s:.0f} s")
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
+    folder.chmod(0o711)  # PostgreSQL may run as another user, and passes through
+    return folder
