@@ -93,6 +93,30 @@ async def test_a_busy_node_is_passed_over_but_a_refusal_is_an_answer(
     assert [node.asked for node in nodes[:2]] == [["eth_getBalance"]] * 2
 
 
+async def test_only_a_strangers_read_moves_on(nodes: list[Node], opened: Opened) -> None:
+    chain = opened.chain(*nodes[:2])
+    nodes[0].respond = status(500)
+    nodes[1].methods |= {"eth_getBalance": "0x5", "anvil_mine": None}
+    assert await chain.passthrough("eth_getBalance", [ADDRESS, "latest"]) == "0x5"
+    with pytest.raises(RpcUnavailable, match="HTTP 500"):
+        await chain.passthrough("anvil_mine", [])
+    assert nodes[1].asked == ["eth_getBalance"]
+
+
+async def test_a_strangers_call_says_nothing_about_a_nodes_health(nodes: list[Node], opened: Opened) -> None:
+    chain = opened.chain(*nodes[:2])
+    nodes[0].methods["eth_call"] = RpcRefused("the node is syncing", rpc_code=-32005, data="0x12")
+    for _ in range(2):
+        with pytest.raises(RpcRefused, match="syncing") as refused:
+            await chain.passthrough("eth_call", [{}, "latest"])
+        assert (refused.value.rpc_code, refused.value.data) == (-32005, "0x12")
+    nodes[0].respond = status(500)
+    with pytest.raises(RpcUnavailable):
+        await chain.passthrough("eth_unknown", [])
+    assert [endpoint.failures for endpoint in chain._endpoints.all] == [0, 0]
+    assert not nodes[1].asked
+
+
 @pytest.mark.parametrize(
     ("said", "nonce"),
     [

@@ -210,6 +210,28 @@ async def test_a_signer_that_waits_for_a_person_refuses_at_once(dsn: str, anvil:
             assert message == "The signer takes nothing new"
 
 
+async def test_the_signers_policy_holds_here_too(door: Door, anvil: TestChain) -> None:
+    put = await door.send("PUT", f"/signers/{door.signers[0]}/policy", json={"valueWeiMax": "1"})
+    assert put.status == 200
+    assert await result(door, "eth_sendTransaction", transfer(door))
+    number, message, data = await fault(door, "eth_sendTransaction", transfer(door, value="0x2"))
+    assert (number, message) == (-32003, "The signer's policy forbids this")
+    assert data["code"] == "policy_refused"
+    assert await anvil.nonce(door.signers[0]) == 1
+
+
+async def test_another_nodes_signer_is_refused_where_only_the_leader_takes_in(
+    dsn: str, anvil: TestChain
+) -> None:
+    async with (
+        open_door(dsn, anvil, node__id="first", api__intake="leader") as first,
+        open_door(dsn, anvil, node__id="second", api__intake="leader") as second,
+    ):
+        await result(first, "eth_sendTransaction", transfer(first))
+        number, _, data = await fault(second, "eth_sendTransaction", transfer(first))
+        assert (number, data["code"], data["owner"]) == (-32003, "not_leader", "first")
+
+
 async def test_without_a_turn_in_time_nothing_is_sent_ever(dsn: str, anvil: TestChain) -> None:
     async with open_door(dsn, anvil) as door:
         await anvil.call("evm_setAutomine", False)

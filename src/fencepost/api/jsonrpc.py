@@ -24,9 +24,8 @@ from fencepost.api.bodies import MOST_BATCH_BYTES, preferred_wait_s, read_body
 from fencepost.api.calls import Call, ClientGone
 from fencepost.api.gate import Gate
 from fencepost.api.jsonrpc_calls import BadCall, RpcCall, Visit, read_calls
-from fencepost.api.jsonrpc_faults import Fault, of_problem, wire
+from fencepost.api.jsonrpc_faults import Fault, of_problem, problem_of, wire
 from fencepost.api.jsonrpc_told import Told
-from fencepost.api.problems import ApiError, foreseen
 from fencepost.api.services import Services
 from fencepost.api.wire_in import MOST_WAIT_S, NoQuery
 from fencepost.application.api_keys import Scope
@@ -139,12 +138,13 @@ class _Door:
                     return await jsonrpc_methods.answer(visit, call.method, call.params)
 
     def _refused(self, error: Exception) -> Response:
-        known = foreseen(error)
-        if isinstance(known, ApiError):
-            body = {"jsonrpc": "2.0", "id": None, "error": of_problem(known)}
-            return _json(body, status=known.problem.status, headers=known.headers)
-        status = 200 if isinstance(error, Fault) else 503
-        return _json({"jsonrpc": "2.0", "id": None, "error": wire(error, self.services)}, status=status)
+        body: dict[str, Any] = {"jsonrpc": "2.0", "id": None}
+        if isinstance(error, Fault):
+            return _json(body | {"error": wire(error, self.services)})
+        problem = problem_of(error, self.services)
+        return _json(
+            body | {"error": of_problem(problem)}, status=problem.problem.status, headers=problem.headers
+        )
 
 
 def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

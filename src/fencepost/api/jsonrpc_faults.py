@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fencepost.api.problems import ApiError, foreseen, unforeseen
+from fencepost.api.problems import RETRY_AFTER_S, ApiError, foreseen, unforeseen
 from fencepost.api.services import Services
 from fencepost.errors import RpcRefused
 
@@ -32,6 +32,7 @@ FAULTS: dict[str, tuple[int, str]] = {
     "tx_too_late": (NOT_NOW, "not sent: there was no turn for it in time"),
     "tx_waiting": (NOT_NOW, "accepted, but without a hash yet: ask again with the same requestId"),
 }
+_BY_CODE = {"json_malformed": PARSE, "policy_refused": REJECTED}
 _BY_STATUS = {
     400: PARAMS,
     401: NO_RIGHT,
@@ -63,17 +64,23 @@ def wire(error: Exception, services: Services) -> dict[str, Any]:
         case RpcRefused():
             said = {"code": SERVER_ERROR if error.rpc_code is None else error.rpc_code, "message": str(error)}
             return said if error.data is None else said | {"data": error.data}
-        case TimeoutError():
-            return of_problem(ApiError("busy", "no answer in time"))
+    return of_problem(problem_of(error, services))
+
+
+def problem_of(error: Exception, services: Services) -> ApiError:
     known = foreseen(error)
-    if known is None and services.is_database_failure(error):
-        known = ApiError("database_unavailable", "try again soon")
-    return of_problem(known or unforeseen(error))
+    if known is not None:
+        return known
+    if isinstance(error, TimeoutError):
+        return ApiError("busy", "no answer in time", retry_after_s=RETRY_AFTER_S)
+    if services.is_database_failure(error):
+        return ApiError("database_unavailable", "try again soon", retry_after_s=RETRY_AFTER_S)
+    return unforeseen(error)
 
 
 def of_problem(error: ApiError) -> dict[str, Any]:
     problem = error.problem
-    number = PARSE if problem.code == "json_malformed" else _BY_STATUS.get(problem.status, INTERNAL)
+    number = _BY_CODE.get(problem.code) or _BY_STATUS.get(problem.status, INTERNAL)
     # REST nests what the chain shall do in `payload`; here it lies open.
     data: dict[str, Any] = {"code": problem.code, "detail": problem.detail.removeprefix("payload.")}
     more: Mapping[str, Any] = {

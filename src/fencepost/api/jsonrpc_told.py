@@ -40,10 +40,11 @@ class Told:
     def use(self, caller: str | None, signer: Signer, nonce: int) -> bool:
         """Whether the caller was told this nonce a moment ago, and had not used that yet."""
         what, now_s = (caller, signer, nonce), self.clock()
-        ends_s = self._until_s.get(what, deque())
-        while ends_s:
+        ends_s = self._until_s.pop(what, deque())
+        is_good = False
+        while ends_s and not is_good:
             self._size -= 1
-            if ends_s.popleft() > now_s:
-                return True
-        self._until_s.pop(what, None)
-        return False
+            is_good = ends_s.popleft() > now_s
+        if ends_s:
+            self._until_s[what] = ends_s
+        return is_good
