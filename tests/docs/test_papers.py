@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from fencepost.cli.main import cli
 from fencepost.settings import reference_markdown
 from fix_anvil import TestChain
+from fix_client import node_at
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -31,23 +33,27 @@ def snippets(language: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("name", "code"), snippets("python"), ids=lambda value: value if len(value) < 60 else ""
 )
-async def test_python_snippets_run(name: str, code: str, dsn: str, anvil: TestChain) -> None:
+async def test_python_snippets_run(name: str, code: str, dsn: str, anvil: TestChain, tmp_path: Path) -> None:
     environ = {
         **os.environ,
         "FENCEPOST_DATABASE_DSN": dsn,
         "FENCEPOST_RPC_URL": anvil.rpc_url,
         "MY_KEY": "0x" + anvil.private_keys[0].hex(),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        code,
-        env=environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(60):
-        out, errors = await process.communicate()
+    async with AsyncExitStack() as stack:
+        if "FENCEPOST_URL" in code:
+            node = node_at(dsn, anvil, tmp_path / "node.log")
+            environ["FENCEPOST_URL"] = await stack.enter_async_context(node)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            code,
+            env=environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            out, errors = await process.communicate()
     assert process.returncode == 0, f"{name}: {errors.decode()}"
     assert "CONFIRMED" in out.decode()
 
