@@ -181,6 +181,7 @@ class LaneState:
     cursor: Cursor | None
     in_flight: tuple[ManagedTx, ...]  # live, with a nonce, by nonce
     queue: tuple[ManagedTx, ...]  # live, without one, by arrival; cut at the limit asked for
+    cursor_token: int | None = None  # of the term that moved the cursor last
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from fencepost.application.ports import Cursor
 from fencepost.application.track import look_up
 from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
+from fencepost.domain.lease import same_history
 from fencepost.domain.managed import ManagedTx
 from fencepost.errors import RpcError, RpcUnavailable
 
@@ -29,10 +30,13 @@ async def reconcile(lane: Lane) -> None:
     if not lane.watch.has_begun:
         raise RpcUnavailable("the chain has not been seen yet")
     limit = lane.policy.read_ahead
-    lane.adopt(await lane.ledger.load(lane.signer, queue_limit=limit), queue_limit=limit)
+    state = await lane.ledger.load(lane.signer, queue_limit=limit)
+    lane.adopt(state, queue_limit=limit)
     lane.suspicions.clear()
     if lane.cursor is not None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
+        if state.cursor_token is not None and not same_history(state.cursor_token, lane.term.token):
+            await _protect_if_nonces_were_lost(lane, lane.cursor, latest)
         if lane.policy.strict and latest > lane.cursor.next_nonce:
             await protect(
                 lane,
@@ -43,6 +47,20 @@ async def reconcile(lane: Lane) -> None:
         await _settle(lane)
     lane.receipt_checked_at_s = lane.clock.now_s()
     lane.reconciled = True
+
+
+async def _protect_if_nonces_were_lost(lane: Lane, cursor: Cursor, latest: int) -> None:
+    """The first term after the database's history changed. What the chain has and we don't may be ours, and lost.
+
+    Then the requests behind it look as if they had never been sent: sending them would do them twice.
+    """
+    on_chain = max(latest, await lane.chain.nonce(lane.signer.address, "pending"))
+    if on_chain > cursor.next_nonce:
+        await protect(
+            lane,
+            f"the database lost commits: the chain's nonce is {on_chain}, ours is {cursor.next_nonce}; requests that"
+            " look unsent may have been sent",
+        )
 
 
 async def _settle(lane: Lane) -> None:

@@ -15,6 +15,14 @@ from fencepost.domain.ids import Signer
 TRUSTED_SHARE = 0.6
 
 
+# The database's history stands above this bit of a token, so that a history that lost commits can't repeat one.
+HISTORY_BITS = 40
+
+
+def same_history(token: int, other: int) -> bool:
+    return token >> HISTORY_BITS == other >> HISTORY_BITS
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     signer: Signer

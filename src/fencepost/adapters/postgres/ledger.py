@@ -234,6 +234,7 @@ class PostgresLedger:
             cursor=_cursor(cursor) if cursor is not None else None,
             in_flight=tuple(await self._with_attempts(in_flight)),
             queue=tuple(await self.load_queue(signer, limit=queue_limit)),
+            cursor_token=cursor["fencing_token"] if cursor is not None else None,
         )
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:

@@ -1,6 +1,6 @@
 -- name: load_cursor
 -- Where a signer's sequence stands.
-SELECT next_nonce, start_nonce, state, reason FROM signer_nonce_cursor WHERE chain_id = $1 AND signer = $2
+SELECT next_nonce, start_nonce, state, reason, fencing_token FROM signer_nonce_cursor WHERE chain_id = $1 AND signer = $2
 
 -- name: load_in_flight
 -- A signer's live transactions that have a nonce, by nonce.

@@ -1,0 +1,327 @@
+"""The database restarts, cuts connections, or comes back with commits lost: nodes come back by themselves and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest_asyncio
+
+from fencepost.adapters.postgres import migrate
+from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
+from fencepost.dev.postgres_programs import owner_of, run_as
+from fencepost.facade import Fencepost
+from fix_core import (
+    Account,
+    Book,
+    Client,
+    OwnChain,
+    check_all_mined_once,
+    eventually,
+    open_fencepost,
+    open_ledger,
+)
+from fix_postgres import run_folder
+
+WINDOW = {"nonce.mode": "pipelined", "nonce.max_in_flight": "4", "resubmit.interval": "2s"}
+
+
+@pytest_asyncio.fixture
+async def own_server() -> AsyncIterator[EmbeddedPostgres]:
+    """A server that no other test shares: this one is going to suffer."""
+    folder = run_folder() / f"suffers-{uuid4().hex[:8]}"
+    options = {"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"}
+    async with embedded_postgres(folder, options=options) as server:
+        await migrate.apply(server.dsn)
+        yield server
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def reading(dsn: str) -> AsyncIterator[tuple[Book, Client]]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with open_ledger(dsn, node="client") as ledger:
+            yield Book(connection), Client(ledger)
+    finally:
+        await connection.close()
+
+
+async def asked(dsn: str, account: Account, count: int) -> None:
+    async with reading(dsn) as (_, client):
+        await client.ask(account, count)
+
+
+async def confirmed(dsn: str, account: Account) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        query = "SELECT count(*) FROM managed_tx WHERE signer = $1 AND state = 'CONFIRMED'"
+        return int(await connection.fetchval(query, account.address))
+    finally:
+        await connection.close()
+
+
+async def until_confirmed(dsn: str, account: Account, count: int) -> None:
+    async def are_confirmed() -> bool:
+        with suppress(OSError, asyncpg.PostgresError):
+            return await confirmed(dsn, account) >= count
+        return False
+
+    await eventually(are_confirmed, within_s=60)
+
+
+async def test_a_server_that_crashes_and_recovers_costs_time_only(
+    own_server: EmbeddedPostgres, ticking: OwnChain
+) -> None:
+    dsn, account = own_server.dsn, ticking.accounts[0]
+    await asked(dsn, account, 120)
+    async with (
+        open_fencepost(dsn, ticking, account, options=WINDOW),
+        open_fencepost(dsn, ticking, account, options=WINDOW),
+    ):
+        for done in (10, 40):
+            await until_confirmed(dsn, account, done)
+            await own_server.restart("immediate")
+        await until_confirmed(dsn, account, 120)
+        async with reading(dsn) as (book, _):
+            await book.until_states(account, CONFIRMED=120)
+            await check_all_mined_once(book, ticking, account, 120)
+
+
+async def test_connections_that_are_cut_again_and_again_cost_time_only(
+    dsn: str, ticking: OwnChain, book: Book, client: Client
+) -> None:
+    account = ticking.accounts[0]
+    await client.ask(account, 120)
+    async with open_fencepost(dsn, ticking, account, options=WINDOW):
+        for done in range(10, 110, 10):
+            await until_confirmed(dsn, account, done)
+            await book.connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name LIKE 'fencepost here%'"
+            )
+        await book.until_states(account, within_s=60, CONFIRMED=120)
+    await check_all_mined_once(book, ticking, account, 120)
+
+
+async def test_a_request_whose_notification_is_lost_is_found_by_the_node_that_holds_its_signer(
+    dsn: str, ticking: OwnChain, book: Book, client: Client
+) -> None:
+    """The lease is kept for an hour, so nothing but counting can find the second request."""
+    account = ticking.accounts[0]
+    async with open_fencepost(dsn, ticking, account, options={**WINDOW, "lease.idle_release": "1h"}):
+        await client.ask(account, 1)  # it tells nobody
+        await book.until_states(account, CONFIRMED=1)
+        await client.ask(account, 2)
+        await book.until_states(account, within_s=10, CONFIRMED=2)
+
+
+# ---- fail-over
+
+
+@dataclass(slots=True)
+class Switch:
+    """The one address that nodes know; behind it stands whichever server is the primary."""
+
+    port: int
+    connections: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, away = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            writer.close()
+            return
+        self.connections |= {writer, away}
+        with suppress(OSError):
+            await asyncio.wait(
+                [asyncio.create_task(_pump(reader, away)), asyncio.create_task(_pump(there, writer))],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        for one in (writer, away):
+            self.connections.discard(one)
+            one.close()
+
+    def to(self, port: int) -> None:
+        self.port = port
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+
+
+@dataclass(slots=True)
+class Standby:
+    server: EmbeddedPostgres
+    folder: Path
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    async def copy(self) -> None:
+        """The state of the primary as it is now; whatever is committed later will be lost."""
+        owner = owner_of(self.server.data_dir / "cluster")
+        self.folder.mkdir(mode=0o700)
+        if owner is not None:
+            shutil.chown(self.folder, owner.uid, owner.gid)
+        command = [str(self.server.bin_dir / "pg_basebackup"), "-d", self.server.tcp_dsn]
+        ran = await run_as(owner, [*command, "-D", str(self.folder / "data"), "-X", "stream", "-c", "fast"])
+        assert ran.returncode == 0, ran.stderr
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    def promote(self) -> None:
+        """It opens as a primary of its own: another timeline, as a promoted replica has."""
+        data = self.folder / "data"
+        owner = owner_of(self.server.data_dir / "cluster")
+        (data / "recovery.signal").touch()
+        with (data / "postgresql.auto.conf").open("a") as settings:
+            settings.write("restore_command = 'false'\nrecovery_target_timeline = 'current'\n")
+        if owner is not None:
+            shutil.chown(data / "recovery.signal", owner.uid, owner.gid)
+        # No less than the primary has, or it refuses to start.
+        options = ["-cmax_connections=500", "-clisten_addresses=127.0.0.1", "-cunix_socket_directories="]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(self.server.bin_dir / "postgres"), "-D", str(data), f"-p{self.port}", *options],
+                user=None if owner is None else owner.uid,
+                group=None if owner is None else owner.gid,
+                extra_groups=None if owner is None else [],
+                cwd=self.folder,
+                env={"LC_ALL": "C"},
+                stderr=log,
+            )
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait(timeout=10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A primary that nodes reach through a switch, and a copy of it that lags behind."""
+
+    switch: Switch
+    standby: Standby
+    dsn: str  # of whichever is the primary
+
+    async def fail_over(self) -> None:
+        """The old primary is gone with everything that it did after the copy was made."""
+        self.standby.promote()
+        own_dsn = with_port(self.dsn, self.standby.port)
+
+        async def is_primary() -> bool:
+            with suppress(OSError, asyncpg.PostgresError):
+                connection = await asyncpg.connect(own_dsn)
+                try:
+                    return not await connection.fetchval("SELECT pg_is_in_recovery()")
+                finally:
+                    await connection.close()
+            return False
+
+        await eventually(is_primary, why="the copy never opened")
+        self.switch.to(self.standby.port)
+
+
+def with_port(dsn: str, port: int) -> str:
+    parts = urlsplit(dsn)
+    return urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{port}"))
+
+
+@pytest_asyncio.fixture
+async def pair(own_server: EmbeddedPostgres) -> AsyncIterator[Pair]:
+    switch = Switch(own_server.port)
+    standby = Standby(own_server, own_server.data_dir.parent / f"copy-{uuid4().hex[:8]}")
+    server = await asyncio.start_server(switch.serve, "127.0.0.1", 0)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        yield Pair(switch, standby, with_port(own_server.tcp_dsn, port))
+    finally:
+        server.close()
+        switch.to(0)
+        standby.end()
+
+
+async def knows_of_it(fencepost: Fencepost) -> None:
+    async def noticed() -> bool:
+        return fencepost.running.observer.counts["history_changed"] == 1
+
+    await eventually(noticed)
+
+
+async def until_mined(chain: OwnChain, account: Account, count: int) -> None:
+    async def are_mined() -> bool:
+        await chain.mine()
+        return await chain.nonce(account.address) >= count
+
+    await eventually(are_mined)
+
+
+async def test_after_a_fail_over_that_lost_receipts_they_are_found_again_and_work_goes_on(
+    pair: Pair, by_hand: OwnChain
+) -> None:
+    account = by_hand.accounts[0]
+    await asked(pair.dsn, account, 4)
+    async with open_fencepost(pair.dsn, by_hand, account, options=WINDOW) as fencepost:
+        async with reading(pair.dsn) as (book, _):
+            await book.until_states(account, SUBMITTED=4)
+            await pair.standby.copy()
+            await until_mined(by_hand, account, 4)
+            await by_hand.mine(2)
+            await book.until_states(account, CONFIRMED=4)
+            (old,) = {row["fencing_token"] for row in await book.terms(account)}
+        await pair.fail_over()
+        await knows_of_it(fencepost)
+        async with reading(pair.dsn) as (book, client):
+            await book.until_states(account, CONFIRMED=4)
+            await client.ask(account, 6)
+            await until_mined(by_hand, account, 6)
+            await by_hand.mine(2)
+            await book.until_states(account, CONFIRMED=6)
+            await check_all_mined_once(book, by_hand, account, 6)
+            newest = (await book.terms(account))[-1]["fencing_token"]
+            assert newest >> 40 > old >> 40
+
+
+async def test_after_a_fail_over_that_lost_nonces_the_signer_is_protected_and_nothing_is_sent_twice(
+    pair: Pair, by_hand: OwnChain
+) -> None:
+    account, bystander = by_hand.accounts[:2]
+    await asked(pair.dsn, account, 12)
+    async with open_fencepost(pair.dsn, by_hand, account, bystander, options=WINDOW) as fencepost:
+        async with reading(pair.dsn) as (book, _):
+            await book.until_states(account, SUBMITTED=4, QUEUED=8)
+            await pair.standby.copy()
+            await until_mined(by_hand, account, 8)  # four of them are unknown to the copy
+        await pair.fail_over()
+        await knows_of_it(fencepost)
+        async with reading(pair.dsn) as (book, client):
+            assert "lost commits" in await book.until_protected(account)
+            sent = await by_hand.nonce(account.address, "pending")
+            await client.ask(bystander, 2)
+            await until_mined(by_hand, bystander, 2)
+            await by_hand.mine(2)
+            await book.until_states(bystander, CONFIRMED=2)
+            assert await by_hand.nonce(account.address, "pending") == sent
+    values = [int(tx["value"], 16) for tx in await by_hand.mined_from(account.address)]
+    assert len(set(values)) == len(values)
