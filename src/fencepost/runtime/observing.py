@@ -54,4 +54,6 @@ class NodeObserver:
             self.on_changed(UUID(tx) for tx in txs)
         level = _LEVELS.get(event, logging.DEBUG)
         if event not in _NOT_LOGGED and _log.isEnabledFor(level):
+            if "signer" in fields:
+                fields["signer"] = str(fields["signer"])  # as people and queries write it
             _log.log(level, event, extra={"fields": {"node": self.node, **fields}})

@@ -1,0 +1,70 @@
+"""How much may wait: the bounds, what counts towards them, and that refusing leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.observer import FakeObserver
+from fencepost.application.intake import MOST_BEING_STORED, Intake, Sample
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.states import State
+from fencepost.errors import Overloaded
+
+A, B = (Signer(1, Address(f"0x{number:040x}")) for number in (1, 2))
+
+
+def intake() -> Intake:
+    return Intake(FakeObserver(), max_queued=10, max_queued_per_signer=6)
+
+
+def take(gate: Intake, *signers: Signer) -> None:
+    with gate.taking(signers):
+        pass
+    for signer in signers:
+        gate.stored(signer)
+
+
+def test_what_was_counted_and_what_came_since_fill_the_room_of_a_signer() -> None:
+    gate = intake()
+    gate.sampled(Sample({A: {State.QUEUED: 4, State.SUBMITTED: 100}}))
+    take(gate, A, A)
+    with pytest.raises(Overloaded) as refused:
+        take(gate, B, A)
+    assert refused.value.retry_after_s > 0
+    assert A.address in str(refused.value)
+    take(gate, B)
+
+
+def test_all_signers_share_one_bound() -> None:
+    gate = intake()
+    gate.sampled(Sample({A: {State.QUEUED: 5}, B: {State.QUEUED: 5}}))
+    with pytest.raises(Overloaded):
+        take(gate, Signer(1, Address("0x" + "3" * 40)))
+
+
+def test_there_is_room_again_when_the_queue_was_worked_off() -> None:
+    gate = intake()
+    gate.sampled(Sample({A: {State.QUEUED: 6}}))
+    with pytest.raises(Overloaded):
+        take(gate, A)
+    gate.sampled(Sample({A: {State.TRACKING: 6}}))
+    take(gate, A)
+
+
+def test_what_is_being_stored_is_bounded_and_given_back_whatever_happens() -> None:
+    gate = Intake(FakeObserver(), max_queued=10**9, max_queued_per_signer=10**9)
+    many = [A] * MOST_BEING_STORED
+    with gate.taking(many), pytest.raises(Overloaded):
+        take(gate, A)
+    with pytest.raises(OSError, match="cut"), gate.taking(many):
+        raise OSError("cut")
+    take(gate, A)
+
+
+def test_refusals_are_told() -> None:
+    observer = FakeObserver()
+    gate = Intake(observer, max_queued=1, max_queued_per_signer=1)
+    gate.sampled(Sample({A: {State.QUEUED: 1}}))
+    with pytest.raises(Overloaded):
+        take(gate, B, B)
+    assert observer.of("overloaded") == [{"bound": "all", "count": 2}]

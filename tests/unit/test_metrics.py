@@ -1,0 +1,279 @@
+"""The figures a node shows, and that alerts and dashboard name none that does not exist."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import pytest
+import yaml  # type: ignore[import-untyped]  # it ships no types
+from starlette.applications import Starlette
+
+from fencepost.api.metrics import metrics_route
+from fencepost.application.ports import Move
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.states import State
+from fencepost.runtime import logs
+from fencepost.runtime.metrics import MOST_REMEMBERED, Metrics, PoolUse
+from fencepost.runtime.observing import NodeObserver
+from fencepost.serving import bind, serve
+
+ROOT = Path(__file__).parents[2]
+SIGNER = Signer(1, Address("0x" + "5e" * 20))
+
+# Each name that was promised to whoever builds alerts on them.
+PROMISED = {
+    "lease_acquire_total": {"result"},
+    "lease_renew_total": {"result"},
+    "lease_fenced_total": {"op"},
+    "tx_submit_total": {"result"},
+    "receipt_check_total": {"result"},
+    "confirmations_new_fork_total": set(),
+    "worker_queue_depth": set(),
+    "worker_queue_wait_seconds": set(),
+    "tx_state": {"state"},
+    "tx_stage_seconds": {"stage"},
+    "rpc_request_seconds": {"endpoint", "method"},
+    "rpc_errors_total": {"endpoint", "outcome"},
+    "db_pool_connections": {"use"},
+}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def noted(metrics: Metrics) -> NodeObserver:
+    return NodeObserver("north", metrics)
+
+
+def exercised(*, signer_labels: bool = False) -> Metrics:
+    """Everything that can be counted happened once."""
+    metrics = Metrics(signer_labels=signer_labels)
+    observer = noted(metrics)
+    observer.note("acquire", taken=2, missed=1)
+    observer.note("renew", renewed=3, fenced=1)
+    observer.note("renew", error=4)
+    observer.note("fenced", signer=SIGNER, token=1, op="allocate")
+    observer.note("sent", signer=SIGNER, tx="t", token=1, result="accepted", again=False)
+    observer.note("sent", signer=SIGNER, tx="t", token=1, result="accepted", again=True)
+    observer.note("receipts", signer=SIGNER, asked=5, found=2)
+    observer.note("receipts_failed", signer=SIGNER)
+    observer.note("new_fork", signer=SIGNER, tx="t", token=1)
+    observer.note("waited", seconds=0.01)
+    observer.note("handed_over", signer=SIGNER, token=1, seconds=0.1)
+    observer.note("overloaded", bound="all", count=3)
+    observer.note("duplicate_node", name="north", incarnation="x")
+    observer.note("history_changed", before="1", after="2")
+    observer.note("lane_lost", signer=SIGNER, token=1, error="OSError")
+    observer.note("protect", signer=SIGNER, token=1, reason="because")
+    observer.note("moved", signer=SIGNER, moves=[Move("t", State.QUEUED, State.ALLOCATED, 10.0, 9.0)])
+    observer.note("moved", signer=SIGNER, moves=[Move("t", State.TRACKING, State.CONFIRMED, 12.0)])
+    metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "ok")
+    metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "unavailable")
+    metrics.sampled({SIGNER: {State.QUEUED: 7}})
+    metrics.watch(held=lambda: 5, waiting=lambda: 6, pool=lambda: PoolUse(used=1, idle=2, most=10))
+    return metrics
+
+
+def families(metrics: Metrics) -> dict[str, set[str]]:
+    """Name to labels, as they are asked for in a query."""
+    found: dict[str, set[str]] = {}
+    for family in metrics.registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels if label != "le"}
+        found[name] = labels
+    return found
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_what_was_promised_is_there(name: str) -> None:
+    assert families(exercised())[name] == PROMISED[name]
+
+
+def test_counts_are_what_happened() -> None:
+    metrics = exercised()
+    assert value(metrics, "lease_acquire_total", result="acquired") == 2
+    assert value(metrics, "lease_acquire_total", result="missed") == 1
+    assert value(metrics, "lease_renew_total", result="renewed") == 3
+    assert value(metrics, "lease_renew_total", result="fenced") == 1
+    assert value(metrics, "lease_renew_total", result="error") == 4
+    assert value(metrics, "lease_fenced_total", op="allocate") == 1
+    assert value(metrics, "tx_submit_total", result="accepted") == 2
+    assert value(metrics, "tx_resubmit_total") == 1
+    assert value(metrics, "receipt_check_total", result="found") == 2
+    assert value(metrics, "receipt_check_total", result="missing") == 3
+    assert value(metrics, "receipt_check_total", result="error") == 1
+    assert value(metrics, "rpc_errors_total", endpoint="http://node:8545", outcome="unavailable") == 1
+    assert value(metrics, "db_pool_connections", use="most") == 10
+    assert value(metrics, "worker_queue_depth") == 6
+    assert value(metrics, "intake_refused_total", bound="all") == 3
+
+
+def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() -> None:
+    metrics = Metrics(signer_labels=False)
+    observer = noted(metrics)
+    for move in (
+        Move("t", State.QUEUED, State.ALLOCATED, 10.0, since_s=7.5),
+        Move("t", State.ALLOCATED, State.SUBMITTED, 11.0),
+        Move("t", State.SUBMITTED, State.TRACKING, 15.0),
+        Move("t", State.TRACKING, State.FAILED, 23.0),
+        Move("of a take-over", State.TRACKING, State.CONFIRMED, 30.0),
+    ):
+        observer.note("moved", signer=SIGNER, moves=[move])
+    took = {
+        stage: value(metrics, "tx_stage_seconds_sum", stage=stage)
+        for stage in (
+            "queued_to_allocated",
+            "allocated_to_submitted",
+            "submitted_to_mined",
+            "mined_to_confirmed",
+        )
+    }
+    assert list(took.values()) == [2.5, 1.0, 4.0, 8.0]
+    assert value(metrics, "tx_stage_seconds_count", stage="mined_to_confirmed") == 1, (
+        "nobody saw the other begin"
+    )
+    assert value(metrics, "tx_finished_total", state="CONFIRMED") == 1
+
+
+def test_what_is_remembered_of_transactions_is_bounded() -> None:
+    metrics = Metrics(signer_labels=False)
+    moves = [Move(str(n), State.QUEUED, State.ALLOCATED, 1.0) for n in range(MOST_REMEMBERED + 10)]
+    noted(metrics).note("moved", signer=SIGNER, moves=moves)
+    assert len(metrics._since) == MOST_REMEMBERED
+
+
+def test_signers_are_told_apart_only_if_asked_for() -> None:
+    assert "5e5e" not in exercised().render().decode()
+    named = exercised(signer_labels=True)
+    assert value(named, "tx_submit_total", result="accepted", signer=str(SIGNER)) == 2
+    assert value(named, "tx_state", state="QUEUED", signer=str(SIGNER)) == 7
+    named.sampled({})
+    assert value(named, "tx_state", state="QUEUED", signer=str(SIGNER)) is None, "it has nothing any more"
+
+
+def test_two_nodes_in_one_process_do_not_mix_their_figures() -> None:
+    exercised()
+    assert value(Metrics(signer_labels=False), "tx_resubmit_total") == 0
+
+
+async def test_prometheus_reads_them_at_metrics() -> None:
+    app = Starlette(routes=[metrics_route(exercised().render)])
+    with bind("127.0.0.1", 0) as listener:
+        async with (
+            serve(app, listener) as url,
+            aiohttp.ClientSession() as session,
+            session.get(f"{url}/metrics") as answer,
+        ):
+            assert answer.status == 200
+            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert 'tx_submit_total{result="accepted"} 2.0' in await answer.text()
+
+
+# ---- alerts and dashboard
+
+_WORDS = {
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "rate",
+    "increase",
+    "by",
+    "le",
+    "histogram_quantile",
+    "clamp_min",
+    "for",
+    "or",
+    "and",
+}
+
+
+def named_in(expression: str) -> set[str]:
+    bare = re.sub(r"\{[^}]*\}", "{}", expression)
+    bare = re.sub(r"\b(?:by|without)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"\[[^\]]*\]", "[]", bare)
+    return {name for name in re.findall(r"[a-z][a-z0-9_]*", bare) if name not in _WORDS}
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def expressions(path: Path) -> Iterator[str]:
+    if path.suffix == ".yml":
+        yield from (rule["expr"] for rule in rules())
+        return
+    for panel in json.loads(path.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"]
+
+
+@pytest.mark.parametrize("path", ["deploy/prometheus/alerts.yml", "deploy/grafana/fencepost.json"])
+def test_every_figure_that_is_named_exists(path: str) -> None:
+    there = set(families(exercised()))
+    there |= {f"{name}_{part}" for name in there for part in ("bucket", "sum", "count")}
+    named = {name for expression in expressions(ROOT / path) for name in named_in(expression)}
+    assert len(named) >= 3
+    assert named <= there, named - there
+
+
+def test_the_scan_sees_a_figure_that_does_not_exist() -> None:
+    expression = 'sum by (result) (rate(tx_submit_total{result="x"}[5m])) / clamp_min(nonsense_total, 1)'
+    assert named_in(expression) == {"tx_submit_total", "nonsense_total"}
+
+
+def test_the_alerts_that_were_asked_for_are_there() -> None:
+    alerts = {rule["alert"] for rule in rules()}
+    assert {"FencepostFencedSurge", "FencepostReceiptBacklog", "FencepostResubmitRate"} <= alerts
+    assert all({"summary", "description"} <= rule["annotations"].keys() for rule in rules())
+    assert all(rule["labels"]["severity"] in ("warning", "critical") for rule in rules())
+
+
+# ---- the log
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What the root logger writes, as JSON, at debug."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure("json", "debug", stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("event", "fields"),
+    [
+        ("wrote", {"op": "allocate", "txs": [str(uuid4())]}),
+        ("sent", {"tx": "t", "result": "accepted", "again": False}),
+        ("fenced", {"op": "renew"}),
+        ("new_fork", {"tx": "t"}),
+    ],
+)
+def test_a_critical_write_is_logged_with_signer_transaction_node_and_token(
+    written: io.StringIO, event: str, fields: dict[str, Any]
+) -> None:
+    NodeObserver("north").note(event, signer=SIGNER, token=77, **fields)
+    (line,) = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert line["message"] == event
+    assert (line["node"], line["signer"], line["token"]) == ("north", str(SIGNER), 77)
+    assert {key: line[key] for key in fields} == fields
+
+
+def test_what_only_the_figures_need_is_not_logged(written: io.StringIO) -> None:
+    NodeObserver("north").note("waited", seconds=0.1)
+    assert written.getvalue() == ""
