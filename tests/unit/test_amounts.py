@@ -33,7 +33,15 @@ def test_what_is_written_is_what_is_meant(text: str, expected: int) -> None:
     "text",
     [
         *("", " ", "ether", ".5ether", "1.", "1.ether", "-1", "+1", "1e18", "0x10", "1,5ether", "1_000"),
-        *("1 000", "0.1", "0.0000000001gwei", "0.0000000000000000001ether", "1finney", "\u0661", "1.5.5ether"),
+        *(
+            "1 000",
+            "0.1",
+            "0.0000000001gwei",
+            "0.0000000000000000001ether",
+            "1finney",
+            "\u0661",
+            "1.5.5ether",
+        ),
         *("1ether2", "nan", "inf", str(MOST_WEI + 1), "9" * 60 + "ether", "1" * 500),
     ],
 )

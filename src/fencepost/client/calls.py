@@ -70,7 +70,11 @@ class Calls:
         query = [] if wait is None else [("wait", wait), ("timeout", f"{look_s:.3f}")]
         body = msgspec.json.encode(request)
         try:
-            answer = yield from self.exchange.ask(Call("POST", "/tx", query, body, waits_s=look_s))
+            # Who waits is patient: an answer that is lost after a long look must not use up the time for trying again.
+            until_s = self.exchange.clock() + self.exchange.retry_for_s
+            until_s = until_s if wait is None else max(until_s, deadline_s)
+            call = Call("POST", "/tx", query, body, waits_s=look_s if wait else 0.0)
+            answer = yield from self.exchange.ask(call, until_s=until_s)
             tx = decoded(answer, TxOut)
             if wait is None or answer.status == _OK:
                 return tx
