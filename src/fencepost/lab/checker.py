@@ -93,7 +93,7 @@ def _gapless(index: Index) -> Found:
 
 
 def _strangers_nonces(index: Index) -> dict[str, set[int]]:
-    """Nonces that a pipelined signer stepped over because the chain had them, and has them still."""
+    """Nonces that were stepped over because the chain had them, and has them still."""
     found: dict[str, set[int]] = defaultdict(set)
     for line in index.history.lines:
         if line.event == "AdoptChainNonce":
@@ -101,6 +101,9 @@ def _strangers_nonces(index: Index) -> dict[str, set[int]]:
                 theirs = index.on_chain.get((line.signer, nonce))
                 if theirs is not None and theirs.hash not in index.by_hash:
                     found[line.signer].add(nonce)
+    for (signer, nonce), theirs in index.on_chain.items():  # a person may have decided to go on behind them
+        if theirs.hash in index.history.strangers:
+            found[signer].add(nonce)
     return found
 
 
