@@ -38,8 +38,8 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp, listener: socket.socket) -> AsyncIterator[str]:
-    """The application at its URL, until the body ends; requests under way are given a moment."""
+async def serve(app: ASGIApp, listener: socket.socket, *more: socket.socket) -> AsyncIterator[str]:
+    """The application at its URL (the first listener's), until the body ends; requests under way are given a moment."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -50,9 +50,12 @@ async def serve(app: ASGIApp, listener: socket.socket) -> AsyncIterator[str]:
         h11_max_incomplete_event_size=64 * 1024,
     )
     server = _Server(config)
-    listener.listen(config.backlog)  # from here on nobody is refused: who comes early waits for the first turn
+    for each in (listener, *more):
+        each.listen(
+            config.backlog
+        )  # from here on nobody is refused: who comes early waits for the first turn
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(server.serve(sockets=[listener]), name="http")
+        task = group.create_task(server.serve(sockets=[listener, *more]), name="http")
         try:
             yield url_of(listener)
         finally:

@@ -97,4 +97,6 @@ def services_of(running: Running) -> Services:
         intake=settings.api.intake,
         lease_duration_s=settings.lease.duration_s,
         required_confirmations=settings.confirmations.required,
+        metrics=running.observer.metrics.render,
+        nonces=running.nonces,
     )

@@ -22,6 +22,7 @@ from fencepost.api.calls import Call, ClientGone, Operation
 from fencepost.api.docs_page import render
 from fencepost.api.gate import Caller, Gate
 from fencepost.api.jsonrpc import rpc_routes
+from fencepost.api.metrics import metrics_route
 from fencepost.api.openapi import document
 from fencepost.api.operations import operations
 from fencepost.api.problems import RETRY_AFTER_S, ApiError, foreseen, unforeseen
@@ -56,7 +57,12 @@ def create_app(services: Services) -> Starlette:
         Route(path, _endpoint(by_method, services, gate), methods=sorted(by_method))
         for path, by_method in by_path.items()
     ]
-    routes += [Route("/openapi.json", openapi), Route("/docs", docs), *rpc_routes(services, gate)]
+    routes += [
+        metrics_route(services.metrics),
+        Route("/openapi.json", openapi),
+        Route("/docs", docs),
+        *rpc_routes(services, gate),
+    ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
 
 
