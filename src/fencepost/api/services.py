@@ -77,4 +77,3 @@ class Services:
     lease_duration_s: float
     required_confirmations: int | str
     metrics: Callable[[], bytes] = bytes  # the node's figures, as Prometheus reads them
-    nonces: NonceDesk | None = None  # None: the nonce service is off
