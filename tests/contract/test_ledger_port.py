@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from uuid import uuid4
 
 from fakes.ledger_lab import ALICE, BOB, ELSEWHERE, LEASE_S, SKEW_S, LedgerLab, new
@@ -43,7 +42,7 @@ async def test_a_new_request_is_stored_as_it_was_asked(lab: LedgerLab) -> None:
     assert await lab.events(tx.tx_id) == ["Receive"]
     same = await ledger.find_by_request(ALICE, "order-1")
     assert same is not None
-    assert replace(same, valid_until_s=None) == replace(tx, valid_until_s=None)
+    assert same._replace(valid_until_s=None) == tx._replace(valid_until_s=None)
 
 
 async def test_the_same_request_is_known_and_another_payload_is_a_conflict(lab: LedgerLab) -> None:

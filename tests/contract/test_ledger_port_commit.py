@@ -41,7 +41,7 @@ def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
         taken = step(after)
         after = taken.tx
         entries += taken.entries
-    return TxChange(tx, replace(after, journal_count=tx.journal_count + len(entries)), tuple(entries))
+    return TxChange(tx, after._replace(journal_count=tx.journal_count + len(entries)), tuple(entries))
 
 
 def take(tx: ManagedTx, nonce: int, name: str | None = None) -> TxChange:
@@ -146,17 +146,17 @@ async def test_one_row_that_moved_stops_the_whole_write(lab: LedgerLab) -> None:
 async def test_a_row_that_is_not_there_stops_the_write(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, (tx,) = await held(ledger, "x")
-    ghost = replace(tx, tx_id=new().tx_id)
+    ghost = tx._replace(tx_id=new().tx_id)
     assert await ledger.commit(LaneWrite(term, (take(ghost, 0),))) == MOVED
 
 
 async def test_a_step_that_the_table_does_not_have_is_refused(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, (tx,) = await held(ledger, "x")
-    jump = replace(take(tx, 0).after, state=State.SUBMITTED)
+    jump = take(tx, 0).after._replace(state=State.SUBMITTED)
     assert await ledger.commit(LaneWrite(term, (TxChange(tx, jump, ()),))) == MOVED
     ended = await apply(ledger, term, tx, partial(managed.dropped, reason="no"))
-    again = TxChange(ended, replace(ended, state=State.QUEUED), ())
+    again = TxChange(ended, ended._replace(state=State.QUEUED), ())
     assert await ledger.commit(LaneWrite(term, (again,))) == MOVED
     assert (await stored(ledger, tx)).state is State.CANCELLED
 
@@ -235,7 +235,7 @@ async def test_lanes_that_commit_together_do_not_judge_one_another(lab: LedgerLa
         for i, (term, (tx,)) in enumerate(lanes)
     ]
     writes[1] = replace(writes[1], cursor_before=Cursor(5, 0))
-    writes[2] = replace(writes[2], changes=(take(replace(lanes[2][1][0], version=9), 0),))
+    writes[2] = replace(writes[2], changes=(take(lanes[2][1][0]._replace(version=9), 0),))
     answers = await asyncio.gather(*(one.commit(write) for write in writes))
     assert answers[:5] == [FENCED, MOVED, MOVED, APPLIED, APPLIED]
     assert sorted([answers[5].applied, answers[6].applied]) == [False, True]
@@ -348,7 +348,7 @@ async def test_ended_transactions_are_found_by_nonce_and_by_block(lab: LedgerLab
         )
     ended = await ledger.load_finished(ALICE, from_nonce=0, limit=10)
     assert [tx.nonce for tx in ended] == [0, 1]
-    assert ended[0].attempts == replace(txs[0]).attempts
+    assert ended[0].attempts == txs[0].attempts
     assert [tx.nonce for tx in await ledger.load_finished(ALICE, from_nonce=1, limit=10)] == [1]
     assert [tx.nonce for tx in await ledger.load_finished(ALICE, from_nonce=0, limit=1)] == [0]
     assert await ledger.load_finished(BOB, from_nonce=0, limit=1) == []

@@ -253,7 +253,7 @@ async def _sign_at(lane: Lane, tx: ManagedTx, *, nonce: int) -> managed.Attempt:
     assert lane.policy.fixed_fees is not None
     wanted = attempts.unsigned(
         lane,
-        replace(tx, attempts=()),
+        tx._replace(attempts=()),
         nonce=nonce,
         gas=21_000,
         fees=lane.policy.fixed_fees,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import cast
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -33,7 +32,7 @@ def watching(
     chain: HeadSource, *, poll_interval_s: float, ws_url: str | None = None
 ) -> aclosing[AsyncGenerator[Header, None]]:
     found = watch_heads(chain, poll_interval_s=poll_interval_s, ws_url=ws_url)
-    return aclosing(cast("AsyncGenerator[Header, None]", found))
+    return aclosing(found)
 
 
 async def number(found: AsyncIterator[Header]) -> int:

@@ -316,5 +316,5 @@ async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
 async def test_a_step_that_the_table_of_states_does_not_have_is_refused(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)
-    jumped = replace(tx, state=State.SUBMITTED, nonce=0)
+    jumped = tx._replace(state=State.SUBMITTED, nonce=0)
     await refused_whole(on, LaneWrite(term=term, changes=(TxChange(tx, jumped, (Entry("Jump"),)),)))

@@ -7,7 +7,6 @@ no answer means that the bytes may be out. What follows from each answer stands 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 
 from fencepost.application import attempts
@@ -128,7 +127,7 @@ def _make_lower_ones_due(lane: Lane, tx: ManagedTx) -> None:
             and lower.last_submit_s < tx.last_submit_s
         )
         if nonce < tx.held_nonce() and went_out_earlier:
-            lane.in_flight[nonce] = replace(lower, resubmit_due_s=now_s)
+            lane.in_flight[nonce] = lower._replace(resubmit_due_s=now_s)
 
 
 async def replace_attempt(lane: Lane, tx: ManagedTx) -> None:

@@ -200,7 +200,7 @@ class Lane:
             raise StateMoved(f"{self.signer} is not as remembered ({op})")
         if cursor is not None:
             self.cursor = cursor
-        stored = [replace(change.after, version=change.before.version + 1) for change in changes]
+        stored = [change.after for change in changes]
         for tx in stored:
             self._remember(tx)
         self.observer.note(
@@ -252,7 +252,8 @@ class Lane:
             after = taken.tx
             entries += taken.entries
         entries = self._bounded(tx, entries)
-        return TxChange(tx, replace(after, journal_count=tx.journal_count + len(entries)), tuple(entries))
+        after = after._replace(journal_count=tx.journal_count + len(entries), version=tx.version + 1)
+        return TxChange(tx, after, tuple(entries))
 
     def _bounded(self, tx: ManagedTx, entries: Iterable[Entry]) -> list[Entry]:
         """A transaction that is sent again for days must not fill the journal: repeats stop being written down."""

@@ -242,7 +242,7 @@ class FakeLedger:
         await asyncio.sleep(0)
         queued = [tx for tx in self.database.of_signer(signer) if tx.state is State.QUEUED]
         queued.sort(key=lambda tx: tx.seq)
-        return [replace(self._told(tx), last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
+        return [self._told(tx)._replace(last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
 
     async def load_commands(self, signer: Signer) -> Sequence[Command]:
         await asyncio.sleep(0)
@@ -252,7 +252,7 @@ class FakeLedger:
     async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
         await asyncio.sleep(0)
         ended = [
-            replace(self._told(tx), resubmit_due_s=None, valid_until_s=None)
+            self._told(tx)._replace(resubmit_due_s=None, valid_until_s=None)
             for tx in self.database.of_signer(signer)
             if tx.state in TERMINAL and tx.nonce is not None and tx.nonce >= from_nonce
         ]
@@ -273,8 +273,7 @@ class FakeLedger:
         ahead_s = self._clock.now_s() - self.database.clock.now_s()
         if ahead_s == 0.0:
             return tx
-        return replace(
-            tx,
+        return tx._replace(
             last_submit_s=_shifted(tx.last_submit_s, ahead_s),
             resubmit_due_s=_shifted(tx.resubmit_due_s, ahead_s),
             valid_until_s=_shifted(tx.valid_until_s, ahead_s),
@@ -346,8 +345,7 @@ class FakeLedger:
         if after.state in (State.TRACKING, State.CONFIRMED) and (after.mined is None or after.nonce is None):
             raise _Refused
         behind_s = self.database.clock.now_s() - self._clock.now_s()
-        return replace(
-            row,
+        return row._replace(
             version=row.version + 1,
             state=after.state,
             sub_state=after.sub_state,
