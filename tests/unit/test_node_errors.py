@@ -291,3 +291,10 @@ def test_a_request_fails_only_if_all_agree() -> None:
 def test_of_two_alike_the_further_chain_counts() -> None:
     behind, ahead = (SendResult(C.NONCE_TOO_LOW, chain_nonce=nonce) for nonce in (7, 9))
     assert merge([behind, ahead]) == merge([ahead, behind]) == ahead
+
+
+@pytest.mark.parametrize("text", ["Internal error", "internal server error", "Internal JSON-RPC error."])
+def test_an_error_without_a_reason_is_about_the_node_and_not_about_the_transaction(text: str) -> None:
+    """Another node is asked then; with a reason, the reason counts."""
+    assert classify(text, rpc_code=-32603).category is C.NODE_NOT_READY
+    assert classify(f"{text}: insufficient funds for gas * price + value").category is C.INSUFFICIENT_FUNDS

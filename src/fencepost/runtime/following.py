@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.ports import Header, Ledger
@@ -26,6 +26,9 @@ class Following:
     lanes: Lanes
     ledger: Ledger
     on_undone: Callable[[Signer], None]  # a fork reaches below what has ended for it
+    _unasked: dict[int, int] = field(
+        default_factory=dict
+    )  # chain id → lowest fork the ledger wasn't asked about
 
     async def run(self, chain_id: int) -> None:
         async with aclosing(self.heads[chain_id]()) as heads:
@@ -43,16 +46,26 @@ class Following:
         old_head = watch.view.head
         change = await watch.refresh(head)
         if change.blocks or change.forked_at is not None or change.begun_anew:
-            await self._tell_lanes(chain_id, change, old_head)
+            self._tell_lanes(chain_id, change, old_head)
+        await self._ask_what_is_undone(chain_id)
         return change
 
-    async def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
+    async def _ask_what_is_undone(self, chain_id: int) -> None:
+        """A fork may reach below what has ended, of signers that nobody holds any more.
+
+        The view moves on at once and shows a fork only once: one that the ledger could not be asked about is kept.
+        """
+        if (forked_at := self._unasked.get(chain_id)) is None:
+            return
+        for signer in await self.ledger.signers_finished_since(chain_id, forked_at):
+            self.on_undone(signer)
+        del self._unasked[chain_id]
+
+    def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
         mined = {tx_hash for block in change.blocks for tx_hash in block.tx_hashes}
         if change.forked_at is not None:
             _log.warning("chain %s forked at block %s, below head %s", chain_id, change.forked_at, old_head)
-            # A fork may reach below what has ended, of signers that nobody holds any more.
-            for signer in await self.ledger.signers_finished_since(chain_id, change.forked_at):
-                self.on_undone(signer)
+            self._unasked[chain_id] = min(change.forked_at, self._unasked.get(chain_id, change.forked_at))
         for lane in self.lanes:
             if lane.signer.chain_id != chain_id:
                 continue

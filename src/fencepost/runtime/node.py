@@ -276,10 +276,14 @@ class Node:
     async def _sought(self) -> int:
         now_s = self.clock.now_s()
         wanted, self._wanted = self._wanted, set()
-        found = await self.ledger.signers_with_work(list(self.watches), limit=MOST_ACQUIRED_AT_ONCE)
-        able = self._mine_first(self._able([*found, *wanted], now_s), now_s)
-        self._wanted |= {signer for signer in wanted if self._not_before_s.get(signer, 0.0) > now_s}
-        taken = await self._acquire(able) if able else 0
+        try:
+            found = await self.ledger.signers_with_work(list(self.watches), limit=MOST_ACQUIRED_AT_ONCE)
+            able = self._mine_first(self._able([*found, *wanted], now_s), now_s)
+            self._wanted |= {signer for signer in wanted if self._not_before_s.get(signer, 0.0) > now_s}
+            taken = await self._acquire(able) if able else 0
+        except Exception:
+            self._wanted |= wanted  # the ledger can't name them again: what a fork undid has ended
+            raise
         await self._be_there_at_the_next_expiry()
         return taken
 

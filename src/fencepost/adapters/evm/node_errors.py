@@ -168,6 +168,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"too many requests",
         r"\brate[- ]?limit",
         r"\bHTTP (?:408|429|502|503)\b",
+        r"^internal (?:json-rpc |server )?error\.?$",  # and not a word about the transaction: ask another node
     ),
 )
 

@@ -1,0 +1,58 @@
+"""A fork that undid what had ended, met while the database does not answer: it is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from fakes.bench import CHAIN_ID, Bench
+from fencepost.application.step import step
+from fencepost.domain.ids import Signer
+from fencepost.domain.states import State
+from fencepost.lab.sim.ledger import FakeLedger
+
+
+class _Unreachable(FakeLedger):
+    """Does not answer as long as it is down."""
+
+    down: bool = False
+
+    async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
+        self._require_up()
+        return await super().signers_finished_since(chain_id, block_number)
+
+    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+        self._require_up()
+        return await super().signers_with_work(chain_ids, limit=limit)
+
+    def _require_up(self) -> None:
+        if self.down:
+            raise ConnectionError("the database is gone")
+
+
+async def test_what_a_fork_undid_is_opened_again_once_the_database_answers() -> None:
+    bench = Bench()
+    ledger = _Unreachable(bench.database, node="node", incarnation=uuid4())
+    node = bench.node(ledger=ledger)
+    tx_id = await bench.request()
+    await node.turn()
+    bench.chain.mine(2)
+    await node.turn(2)
+    assert bench.state(tx_id) is State.CONFIRMED
+    await node.release()
+
+    ledger.down = True
+    bench.chain.reorg(2)
+    with pytest.raises(ConnectionError):
+        await node.node.heads_once(CHAIN_ID)  # the view has moved on: this fork is seen once
+    ledger.down = False
+    await node.node.heads_once(CHAIN_ID)
+    ledger.down = True
+    with pytest.raises(ConnectionError):
+        await node.node.seek_once()
+    ledger.down = False
+    assert await node.node.seek_once() == 1
+    await step(node.lane)
+    assert bench.state(tx_id) is not State.CONFIRMED
