@@ -35,6 +35,8 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.transaction import Fees, UnsignedTx
 from fencepost.errors import MigrationError, RpcError, SettingError
+from fencepost.nonce.opening import open_nonce_service
+from fencepost.nonce.service import NonceService
 from fencepost.runtime.clock import MonotonicClock
 from fencepost.runtime.metrics import Metrics
 from fencepost.runtime.node import Node, Pace
@@ -62,6 +64,7 @@ class Running:
     waiting: Waiting
     observer: NodeObserver
     handlers: dict[UUID, Handler]
+    nonces: NonceService | None = None  # if nonce_service.enabled
 
 
 async def wait_for_a_person(_tx: ManagedTx) -> StuckDecision:
@@ -180,6 +183,10 @@ async def open_node(
             observer=observer,
             handlers=handlers,
         )
+        if settings.nonce_service.enabled:
+            running.nonces = await stack.enter_async_context(
+                open_nonce_service(settings, pool=pool, chains=chains, clock=clock, node=name)
+            )
         await _see_chains(watches.values())
         async with (
             among_others(

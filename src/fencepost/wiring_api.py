@@ -98,4 +98,5 @@ def services_of(running: Running) -> Services:
         lease_duration_s=settings.lease.duration_s,
         required_confirmations=settings.confirmations.required,
         metrics=running.observer.metrics.render,
+        nonces=running.nonces,
     )

@@ -38,9 +38,9 @@ def accepted_readings() -> dict[str, set[tuple[str, str]]]:
         readings[key] = {(group.rpartition(".")[2] or "settings", attribute)}
     for key, declared in CHAIN_KEYS.items():
         readings[f"chains.NAME.{key}"] = {("chain", declared.attribute), ("chains", declared.attribute)}
-    for key in SIGNER_KEYS:
+    for key, declared in SIGNER_KEYS.items():
         # `signer_policy` answers for these, with the signer's own values where it has some.
-        readings[f"nonce.{key}"].add(("policy", key))
+        readings[declared.key].add(("policy", key))
     return readings
 
 

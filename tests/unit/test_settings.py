@@ -158,7 +158,7 @@ ANOTHER: dict[type, Callable[[Any], tuple[str, object]]] = {
     Secret: lambda _: ("other", "other"),
     FilePath: lambda _: ("other", "other"),
     Dsn: lambda _: ("postgresql://u:p@h:5432/d", "postgresql://u:p@h:5432/d"),
-    Url: lambda _: ("https://h/x", "https://h/x"),
+    Url: lambda kind: (f"{kind.schemes[-1]}://h/x", f"{kind.schemes[-1]}://h/x"),
     UrlList: lambda _: ("https://h/x,https://h/y", ("https://h/x", "https://h/y")),
 }
 

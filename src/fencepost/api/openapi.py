@@ -37,6 +37,7 @@ _WITH_BODY = (
 _PATH_TYPES: dict[str, Any] = {
     "tx_id": {"type": "string", "format": "uuid"},
     "command_id": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    "nonce": {"type": "string", "pattern": "^[0-9]{1,18}$"},
 }
 _PREFER = {
     "name": "Prefer",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from fencepost.api import look, people, policy, signers, submit, system
+from fencepost.api import look, nonces, people, policy, signers, submit, system
 from fencepost.api.bodies import MOST_BATCH_BYTES
 from fencepost.api.calls import Handler, Operation
 from fencepost.api.wire_in import (
+    AllocateIn,
     BatchEnvelope,
     ByHashQuery,
     ByRequestQuery,
@@ -15,12 +16,15 @@ from fencepost.api.wire_in import (
     GetQuery,
     ListQuery,
     PolicyIn,
+    RecyclableIn,
     SignerQuery,
     SignersQuery,
     SignerWishQuery,
+    SubmittedIn,
     TimeoutQuery,
     TxRequest,
     UnprotectIn,
+    UsedIn,
     WaitQuery,
     WishIn,
 )
@@ -29,6 +33,9 @@ from fencepost.api.wire_out import (
     CommandOut,
     CompletionsOut,
     NodesOut,
+    NonceOut,
+    NoncesOut,
+    NonceStatusOut,
     PolicyOut,
     ReadyOut,
     SignerOut,
@@ -63,6 +70,7 @@ def operations() -> list[Operation]:
         *_signers(),
         *(_signer_wish(action, summary) for action, summary in _SIGNER_WISHES.items()),
         *_policies(),
+        *_nonces(),
         *_node(),
     ]
 
@@ -273,6 +281,71 @@ def _policies() -> list[Operation]:
             problems=problems,
         )
         for method, name, summary, handler, scope in lines
+    ]
+
+
+def _nonces() -> list[Operation]:
+    """Closed (404) unless `nonce_service.enabled`."""
+    path = f"{PREFIX}/nonces/{{address}}"
+    known = (
+        "not_found",
+        "chain_unknown",
+        "address_invalid",
+        "signer_elsewhere",
+        "nonce_unavailable",
+        "not_leader",
+    )
+    marks: dict[str, tuple[str, type[msgspec.Struct]]] = {
+        "submitted": (
+            "Tell which transaction has the nonce; it is closed by itself when mined to depth.",
+            SubmittedIn,
+        ),
+        "used": ("Close the nonce: it never comes back.", UsedIn),
+        "recyclable": ("Give the nonce back: it was not and will not be used.", RecyclableIn),
+    }
+    return [
+        Operation(
+            "POST",
+            path,
+            "allocateNonces",
+            "Hold nonces of a signer whose transactions the caller sends: released ones first.",
+            nonces.allocate,
+            {200: NoncesOut},
+            "Nonces",
+            scopes=_WRITE,
+            query=SignerQuery,
+            body=AllocateIn,
+            body_needed=False,
+            problems=known,
+        ),
+        Operation(
+            "GET",
+            path,
+            "getNonces",
+            "How many nonces of a signer are held, submitted, consumed and released.",
+            nonces.status,
+            {200: NonceStatusOut},
+            "Nonces",
+            scopes=_READ,
+            query=SignerQuery,
+            problems=("signer_not_found", *known),
+        ),
+        *(
+            Operation(
+                "POST",
+                f"{path}/{{nonce}}/{mark}",
+                f"{mark}Nonce",
+                summary,
+                nonces.mark(mark),
+                {200: NonceOut},
+                "Nonces",
+                scopes=_WRITE,
+                query=SignerQuery,
+                body=body,
+                problems=("hold_lost", "nonce_conflict", *known),
+            )
+            for mark, (summary, body) in marks.items()
+        ),
     ]
 
 

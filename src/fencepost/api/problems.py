@@ -16,11 +16,15 @@ from msgspec import UNSET, UnsetType
 
 from fencepost.errors import (
     DatabaseUnusable,
+    HoldLost,
     InvalidRequest,
+    NonceConflict,
+    NonceUnavailable,
     NotLeader,
     Overloaded,
     RequestConflict,
     RpcError,
+    SignerElsewhere,
     SignerProtected,
     UnknownSigner,
     UsageError,
@@ -89,6 +93,15 @@ KINDS: dict[str, Kind] = {
     "refused": Kind(409, "The request is refused", "See the detail."),
     "tx_ended": Kind(409, "The transaction has ended", "Nothing can be done about it any more."),
     "signer_state": Kind(409, "The signer is in another state", "Look at GET /api/v1/signers/{address}."),
+    "hold_lost": Kind(409, "The hold of the nonce is over", "Don't use the nonce; allocate another."),
+    "nonce_conflict": Kind(
+        409, "The nonce has another transaction", "Look at GET /api/v1/nonces/{address} before going on."
+    ),
+    "signer_elsewhere": Kind(
+        409,
+        "The signer belongs to the core",
+        "Send its transactions with POST /api/v1/tx, or use another signer.",
+    ),
     "body_too_large": Kind(413, "The body is too large", "Split the batch, or shorten the data."),
     "media_type": Kind(415, "The body must be JSON", "Send `Content-Type: application/json`."),
     "rate_limited": Kind(429, "Too many requests with this key", "Slow down; Retry-After says when."),
@@ -98,6 +111,7 @@ KINDS: dict[str, Kind] = {
         503, "The database does not answer", "Retry with the same requestId: nothing is accepted twice."
     ),
     "chain_unavailable": Kind(503, "The chain's nodes do not answer", "Retry later."),
+    "nonce_unavailable": Kind(503, "No nonce can be given right now", "Retry: nothing was given."),
     "busy": Kind(503, "It took too long", "Retry with the same requestId: nothing is accepted twice."),
 }
 
@@ -172,6 +186,8 @@ def foreseen(error: BaseException) -> ApiError | None:
             return ApiError("request_conflict", str(error), field="requestId")
         case SignerProtected():
             return ApiError("signer_protected", str(error), field="signer")
+        case HoldLost() | NonceConflict() | SignerElsewhere():
+            return ApiError(error.code, str(error))
         case UsageError():
             return ApiError("refused", str(error)[:1000])
         case _:
@@ -187,6 +203,8 @@ def _passing(error: BaseException) -> ApiError | None:
             return ApiError("not_leader", str(error), owner=error.owner, retry_after_s=RETRY_AFTER_S)
         case DatabaseUnusable():
             return ApiError("database_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
+        case NonceUnavailable():
+            return ApiError("nonce_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
         case RpcError():
             return ApiError("chain_unavailable", str(error)[:300], retry_after_s=RETRY_AFTER_S)
         case _:

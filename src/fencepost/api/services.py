@@ -16,6 +16,7 @@ from fencepost.application.ports import Chain
 from fencepost.application.read import Reader
 from fencepost.application.waiting import Waiting
 from fencepost.domain.ids import Address, Signer
+from fencepost.nonce.port import NonceDesk
 
 
 class EncodeCall(Protocol):
@@ -77,3 +78,4 @@ class Services:
     lease_duration_s: float
     required_confirmations: int | str
     metrics: Callable[[], bytes] = bytes  # the node's figures, as Prometheus reads them
+    nonces: NonceDesk | None = None  # None: the nonce service is off

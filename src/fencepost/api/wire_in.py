@@ -12,6 +12,8 @@ from fencepost.application.accept import MOST_DATA_BYTES, MOST_REQUEST_ID
 from fencepost.application.read import MOST_A_PAGE, Part
 from fencepost.application.waiting import Milestone
 from fencepost.domain.states import State, SubState
+from fencepost.nonce.port import HOLD_S_MAX
+from fencepost.nonce.port import MOST_AT_ONCE as MOST_NONCES
 
 MOST_BATCH = 1_000
 MOST_TAGS = 20
@@ -259,3 +261,32 @@ class SignerWishQuery(_In):
 
 
 MILESTONES: dict[str, Milestone] = {milestone.name.lower(): milestone for milestone in Milestone}
+
+
+HoldToken = Annotated[
+    str,
+    Meta(pattern="^[0-9a-f]{32}$", description="The token that came with the nonce: it shows whose it is."),
+]
+
+
+class AllocateIn(_In):
+    """How many nonces, and for how long."""
+
+    count: Annotated[int, Meta(ge=1, le=MOST_NONCES, description="How many.")] = 1
+    hold_for_s: (
+        Annotated[float, Meta(gt=0, le=HOLD_S_MAX, description="For how many seconds at least.")] | None
+    ) = None
+
+
+class SubmittedIn(_In):
+    token: HoldToken
+    tx_hash: HashText
+
+
+class UsedIn(_In):
+    token: HoldToken
+    tx_hash: HashText | None = None
+
+
+class RecyclableIn(_In):
+    token: HoldToken

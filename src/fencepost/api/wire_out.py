@@ -223,3 +223,29 @@ class VersionOut(_Out):
     node: str
     chain_ids: list[int]
     default_chain_id: int
+
+
+class NonceOut(_Out):
+    nonce: int
+    token: str
+
+
+class NoncesOut(_Out):
+    signer: str
+    chain_id: int
+    items: list[NonceOut]
+
+
+class NonceStatusOut(_Out):
+    """`expired` are those of the held ones whose time is over; `firstGap` is given next."""
+
+    signer: str
+    chain_id: int
+    start_nonce: int
+    next_nonce: int
+    held: int
+    expired: int
+    submitted: int
+    consumed: int
+    released: int
+    first_gap: int | None

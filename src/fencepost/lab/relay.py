@@ -65,7 +65,7 @@ class Relay:
         answers: bool,
     ) -> None:
         """Until either side ends; then both do."""
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # uvloop says RuntimeError of a connection that was just cut
             while chunk := await source.read(_CHUNK_BYTES):
                 if answers and self._answers_to_lose > 0:
                     self._answers_to_lose -= 1

@@ -107,4 +107,5 @@ def _connect(url: str, timeout_s: float) -> tuple[Redis, tuple[type[Exception], 
         )
     except ValueError as error:
         raise Unready("nonce_service.redis_url is not a Redis address (redis://host:6379/0)") from error
-    return Redis.from_pool(pool), (RedisError, OSError, TimeoutError)
+    # uvloop says RuntimeError when a connection that was just cut is written to.
+    return Redis.from_pool(pool), (RedisError, OSError, TimeoutError, RuntimeError)

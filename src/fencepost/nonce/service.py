@@ -93,7 +93,8 @@ class NonceService:
 
 
 async def _loop(once: Callable[[], Awaitable[int]], every_s: float) -> None:
-    while True:  # until it is cancelled with its group
+    task = asyncio.current_task()
+    while task is not None and not task.cancelling():  # asyncio.wait_for of 3.11 may swallow one
         try:
             await once()
         except FencepostError as error:

@@ -11,7 +11,14 @@ from fencepost.settings.refusals import not_allowed
 
 def check(settings: Settings, sources: Mapping[str, str]) -> None:
     """Raises SettingError for the first pair that does not fit; both stand in the message with their sources."""
-    for refused in (_leases(settings), _fees(settings), _bumps(settings), _keys(settings), _chains(settings)):
+    for refused in (
+        _leases(settings),
+        _fees(settings),
+        _bumps(settings),
+        _keys(settings),
+        _nonce_service(settings),
+        _chains(settings),
+    ):
         if refused is not None:
             key, allowed, because = refused
             told = f", for {_told(because, settings, sources)}" if because else ""
@@ -55,6 +62,20 @@ def _bumps(settings: Settings) -> Refused:
 def _keys(settings: Settings) -> Refused:
     if settings.keys.keystore_dir and not settings.keys.keystore_password_file:
         return "keys.keystore_password_file", "the path of a file", "keys.keystore_dir"
+    return None
+
+
+def _nonce_service(settings: Settings) -> Refused:
+    chosen = settings.nonce_service
+    if not chosen.enabled or chosen.redis_url:
+        return None
+    if chosen.scheme in ("redis_issue", "redis_full"):
+        return "nonce_service.redis_url", "given", "nonce_service.scheme"
+    if chosen.redis_lock:
+        return "nonce_service.redis_url", "given", "nonce_service.redis_lock"
+    for address, own in settings.signers.items():
+        if own.scheme in ("redis_issue", "redis_full"):
+            return "nonce_service.redis_url", "given", f"signers.{address}.scheme"
     return None
 
 

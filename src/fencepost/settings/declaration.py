@@ -16,6 +16,7 @@ from typing import Literal
 
 from fencepost.domain.ids import Address
 from fencepost.settings.declaration_of_nodes import IntakeRules, MetricsRules, RoutingRules
+from fencepost.settings.declaration_of_nonces import NonceScheme, NonceServiceRules
 from fencepost.settings.kinds import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
 from fencepost.settings.quantities import Duration, Gwei, Number, Whole, WholeOr
 from fencepost.settings.rules import Declared, declared_in, setting
@@ -304,11 +305,12 @@ class SignerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SignerOverride:
-    """A table `[signers."0xADDRESS"]`: what is None is as in `nonce`, by whose rules the values are read."""
+    """A table `[signers."0xADDRESS"]`: what is None is as in `nonce` (`scheme`: in `nonce_service`), by whose rules it is read."""
 
     mode: SignerMode | None = None
     start_from: StartFrom | None = None
     max_in_flight: int | None = None
+    scheme: NonceScheme | None = None  # of the nonce service
 
 
 def _one_dev_chain() -> Mapping[str, ChainSettings]:
@@ -343,6 +345,7 @@ class Settings:
     intake: IntakeRules = field(default_factory=IntakeRules)
     metrics: MetricsRules = field(default_factory=MetricsRules)
     client: ClientSide = field(default_factory=ClientSide)
+    nonce_service: NonceServiceRules = field(default_factory=NonceServiceRules)
     keys: Keys = field(default_factory=Keys)
     log: Log = field(default_factory=Log)
     chains: Mapping[str, ChainSettings] = field(default_factory=_one_dev_chain)
@@ -358,9 +361,15 @@ class Settings:
             max_in_flight=window if mode == "pipelined" else 1,
         )
 
+    def nonce_scheme(self, address: Address) -> NonceScheme:
+        return self.signers.get(address, SignerOverride()).scheme or self.nonce_service.scheme
+
 
 DECLARED: Mapping[str, Declared] = MappingProxyType(declared_in(Settings))
 CHAIN_KEYS: Mapping[str, Declared] = MappingProxyType(declared_in(ChainSettings))
 SIGNER_KEYS: Mapping[str, Declared] = MappingProxyType(
-    {name: DECLARED[f"nonce.{name}"] for name in (member.name for member in fields(SignerOverride))}
+    {
+        name: DECLARED[f"nonce_service.{name}" if name == "scheme" else f"nonce.{name}"]
+        for name in (member.name for member in fields(SignerOverride))
+    }
 )

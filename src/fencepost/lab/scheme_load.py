@@ -1,0 +1,147 @@
+"""Callers who want nonces: as fast as they can, to see the rate; or steadily, while something fails around them.
+
+What counts as a duplicate: a nonce that two callers got, while nobody released or reclaimed any. What counts as a hole:
+a nonce below the highest given that no caller got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.domain.ids import Signer
+from fencepost.errors import FencepostError
+from fencepost.lab.scheme_stage import EXPECTED
+from fencepost.nonce.port import Hold, NoncePort
+from fencepost.nonce.redis_link import RedisLink
+
+CALLERS = 64
+STEADY_CALLERS = 4
+STEADY_PAUSE_S = 0.004
+AFTER_ERROR_S = 0.02
+HOLD_S = 0.5
+_BARE = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+def rate(latencies_s: Sequence[float], seconds: float) -> Rate:
+    cuts = statistics.quantiles(latencies_s, n=100)
+    return Rate(round(len(latencies_s) / seconds), round(cuts[49] * 1000, 2), round(cuts[98] * 1000, 2))
+
+
+async def measure(port: NoncePort, signers: Sequence[Signer], seconds: float) -> Rate:
+    """64 callers, each asking again as soon as it has an answer."""
+    await asyncio.gather(*[port.allocate(signer, hold_for_s=600) for signer in signers])
+    latencies_s: list[float] = []
+    began_s = time.perf_counter()
+
+    async def caller(number: int) -> None:
+        turn = number
+        while (asked_s := time.perf_counter()) - began_s < seconds:
+            await port.allocate(signers[turn % len(signers)], hold_for_s=600)
+            latencies_s.append(time.perf_counter() - asked_s)
+            turn += CALLERS + 1
+
+    await asyncio.gather(*map(caller, range(CALLERS)))
+    return rate(latencies_s, time.perf_counter() - began_s)
+
+
+async def measure_bare_lua(url: str, seconds: float, *, pipelined: bool) -> Rate:
+    """What Redis and its client give for a script that only counts: the ceiling of `redis_full`."""
+    link = RedisLink(url, timeout_s=10)
+    sha = await link.command("SCRIPT", "LOAD", _BARE)
+    command = ("EVALSHA", sha, 1, "fencepost:lab:bare", 1)
+
+    async def run_all(commands: Sequence[tuple[object, ...]]) -> list[object]:
+        return await link.pipeline(list(commands))
+
+    together = GroupCommit(run_all, most_items=200, parallel=2)
+    latencies_s: list[float] = []
+    began_s = time.perf_counter()
+
+    async def caller() -> None:
+        while (asked_s := time.perf_counter()) - began_s < seconds:
+            await (together.submit(command) if pipelined else link.command(*command))
+            latencies_s.append(time.perf_counter() - asked_s)
+
+    await asyncio.gather(*[caller() for _ in range(CALLERS)])
+    took_s = time.perf_counter() - began_s
+    await link.close()
+    return rate(latencies_s, took_s)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What callers of one signer got, and when."""
+
+    holds: list[Hold] = field(default_factory=list)
+    errors: int = 0
+    fault_at_s: float | None = None
+    _last_s: float = 0.0
+    stall_s: float = 0.0  # the longest time without a nonce, from the fault on
+
+    def note(self, holds: Sequence[Hold]) -> None:
+        now_s = time.monotonic()
+        if self.fault_at_s is not None:
+            self.stall_s = max(self.stall_s, now_s - max(self._last_s, self.fault_at_s))
+        self._last_s = now_s
+        self.holds += holds
+
+    def fault(self) -> None:
+        self.fault_at_s = time.monotonic()
+
+    @property
+    def nonces(self) -> Counter[int]:
+        return Counter(hold.nonce for hold in self.holds)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(count - 1 for count in self.nonces.values())
+
+    def holes(self) -> set[int]:
+        given = self.nonces
+        return set(range(max(given, default=-1) + 1)) - given.keys()
+
+
+async def steady(port: NoncePort, signer: Signer, tally: Tally, stop: asyncio.Event) -> None:
+    """A few callers who go on whatever happens, until they are stopped."""
+
+    async def caller() -> None:
+        while not stop.is_set():
+            try:
+                tally.note(await port.allocate(signer, hold_for_s=HOLD_S))
+            except EXPECTED:
+                tally.errors += 1
+                await asyncio.sleep(AFTER_ERROR_S)
+            else:
+                await asyncio.sleep(STEADY_PAUSE_S)
+
+    await asyncio.gather(*[caller() for _ in range(STEADY_CALLERS)])
+
+
+async def use_all(port: NoncePort, tally: Tally) -> int:
+    """Mark everything that was given as used; how many marks were refused, because the hold was lost."""
+    refused = 0
+    limit = asyncio.Semaphore(CALLERS)
+
+    async def use(hold: Hold) -> None:
+        nonlocal refused
+        async with limit:
+            try:
+                await port.mark_used(hold)
+            except FencepostError:
+                refused += 1
+
+    await asyncio.gather(*map(use, tally.holds))
+    return refused

@@ -1,0 +1,141 @@
+"""Nonces for callers who send by themselves, through the front door of a real node."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fencepost.adapters.evm.chain import EvmChain
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.application.heads import ChainWatch
+from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.nonce.closing import Closing
+from fix_anvil import TestChain
+from fix_api import SOMEBODY, Door, open_door
+from fix_core import eventually
+from nonce_lab import open_nonce_lab
+
+SENDER = 5  # the account of the chain whose transactions the caller sends
+
+
+@pytest_asyncio.fixture
+async def desk(dsn: str, anvil: TestChain) -> AsyncIterator[Door]:
+    async with open_door(
+        dsn, anvil, nonce_service__enabled="true", nonce_service__tend_interval="50ms"
+    ) as door:
+        yield door
+
+
+@pytest_asyncio.fixture
+async def sender(anvil: TestChain) -> str:
+    accounts = await anvil.call("eth_accounts")
+    return str(accounts[SENDER]).lower()
+
+
+async def send(chain: TestChain, sender: str, nonce: int) -> str:
+    tx = {"from": sender, "to": SOMEBODY, "value": "0x1", "nonce": hex(nonce)}
+    return str(await chain.call("eth_sendTransaction", tx))
+
+
+async def held(desk: Door, sender: str, count: int = 1) -> list[dict[str, Any]]:
+    answer = await desk.post(f"/nonces/{sender}", {"count": count, "holdForS": 60})
+    assert answer.status == 200, answer
+    items: list[dict[str, Any]] = answer.json["items"]
+    return items
+
+
+async def test_what_was_sent_is_closed_by_itself_and_what_was_not_is_given_again(
+    desk: Door, anvil: TestChain, sender: str
+) -> None:
+    begin = await anvil.nonce(sender)
+    first, second = await held(desk, sender, 2)
+    assert [first["nonce"], second["nonce"]] == [begin, begin + 1]
+    tx_hash = await send(anvil, sender, first["nonce"])
+    path = f"/nonces/{sender}"
+    marked = await desk.post(
+        f"{path}/{first['nonce']}/submitted", {"token": first["token"], "txHash": tx_hash}
+    )
+    assert marked.status == 200
+    assert (await desk.post(f"{path}/{second['nonce']}/recyclable", {"token": second["token"]})).status == 200
+
+    async def closed() -> bool:
+        status = (await desk.get(path)).json
+        return bool(status["consumed"] == 1 and status["submitted"] == 0)
+
+    await eventually(closed)
+    assert (await desk.get(path)).json["firstGap"] == begin + 1
+    assert (await held(desk, sender))[0]["nonce"] == begin + 1
+
+
+async def test_refusals_have_codes(desk: Door, sender: str) -> None:
+    (item,) = await held(desk, sender)
+    path = f"/nonces/{sender}/{item['nonce']}"
+    one, other = "0x" + "11" * 32, "0x" + "22" * 32
+    assert (await desk.post(f"{path}/used", {"token": "0" * 32})).problem[:2] == (409, "hold_lost")
+    await desk.post(f"{path}/submitted", {"token": item["token"], "txHash": one})
+    again = await desk.post(f"{path}/submitted", {"token": item["token"], "txHash": other})
+    assert again.problem[:2] == (409, "nonce_conflict")
+    back = await desk.post(f"{path}/recyclable", {"token": item["token"]})
+    assert back.problem[:2] == (409, "nonce_conflict")
+    assert (await desk.post(f"/nonces/{sender}", {"count": 0})).status == 400
+    assert (await desk.post(f"/nonces/{sender}/x/used", {"token": "0" * 32})).problem[:2] == (
+        400,
+        "field_invalid",
+    )
+    assert (await desk.get(f"/nonces/{SOMEBODY}")).problem[:2] == (404, "signer_not_found")
+
+
+async def test_a_signer_is_managed_or_nonce_only(desk: Door) -> None:
+    managed, own = desk.signers[0], desk.signers[1]
+    assert (await desk.post("/tx", desk.transfer())).status in (200, 202)
+    assert (await desk.post(f"/nonces/{managed}", {})).problem[:2] == (409, "signer_elsewhere")
+    await held(desk, own)
+    refused = await desk.post("/tx", {**desk.transfer(), "signer": own})
+    assert refused.problem[:2] == (409, "signer_protected")
+    assert "nonce-only" in refused.json["detail"]
+
+
+async def test_the_service_is_off_unless_it_is_switched_on(dsn: str, anvil: TestChain, sender: str) -> None:
+    async with open_door(dsn, anvil) as door:
+        assert (await door.post(f"/nonces/{sender}", {})).problem[:2] == (404, "not_found")
+        assert (await door.get(f"/nonces/{sender}")).problem[:2] == (404, "not_found")
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "segments"])
+async def test_other_schemes_are_chosen_by_a_setting(
+    dsn: str, anvil: TestChain, sender: str, scheme: str
+) -> None:
+    async with open_door(dsn, anvil, nonce_service__enabled="true", nonce_service__scheme=scheme) as door:
+        assert door.running.nonces is not None
+        assert list(door.running.nonces.schemes) == [scheme]
+        assert len(await held(door, sender, 3)) == 3
+
+
+async def test_a_transaction_closes_its_nonce_at_depth_and_not_before(
+    dsn: str, anvil: TestChain, sender: str
+) -> None:
+    async with open_nonce_lab(dsn, "redis://127.0.0.1:1/0") as lab:
+        port = await lab.open("postgres")
+        signer = Signer(anvil.chain_id, Address(sender))
+        lab.seen[signer] = await anvil.nonce(sender)
+        mined, waiting = await port.allocate(signer, count=2, hold_for_s=60)
+        await port.mark_submitted(mined, TxHash(await send(anvil, sender, mined.nonce)))
+        await port.mark_submitted(waiting, TxHash("0x" + "77" * 32))
+        chain = EvmChain([JsonRpc(anvil.rpc_url, timeout_s=5, max_body_bytes=1 << 20)])
+        try:
+            await chain.verify_chain_id(0)
+            closing = Closing(lab.pool, ChainWatch(chain), 2, port.mark_used)
+            assert await closing.run_once() == 0
+            await anvil.mine(1)
+            assert await closing.run_once() == 0
+            await anvil.mine(1)
+            assert await closing.run_once() == 1
+            assert await closing.run_once() == 0
+        finally:
+            await chain.close()
+        status = await port.status(signer)
+        assert status is not None
+        assert (status.consumed, status.submitted) == (1, 1)
