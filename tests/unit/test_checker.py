@@ -172,6 +172,7 @@ VIOLATIONS: list[tuple[int, str, Change]] = [
     (8, "t0 is mined 2 times", blocks(ChainBlock(5, "b5", (on_chain(0, FIRST),)))),
     (8, "mined 2 times", blocks(ChainBlock(5, "b5", (on_chain(2, FIRST, tx_hash="h9"),)))),
     (8, "no block has it", lambda h: replace(h, blocks=(h.blocks[0], ChainBlock(1, "b1"), *h.blocks[2:]))),
+    (8, "nothing was wrong with it", lambda h: tx_0(state="FAILED")(replace(h, all_must_mine=True))),
     (9, "not canonical", tx_0(block_hash="gone")),
     (9, "at depth 1", lambda h: replace(h, blocks=h.blocks[:4])),
     (9, "no fork was told", line_at(2, event="ReceiveReceipt", detail={"blockHash": "other"})),

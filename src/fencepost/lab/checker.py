@@ -35,6 +35,7 @@ INVARIANTS: dict[int, str] = {
 _LEGAL = {(old.value, new.value) for old, new in TRANSITIONS}
 _LIVE = {state.value for state in LIVE}
 _TERMINAL = {state.value for state in TERMINAL}
+_GIVEN_UP = frozenset({"FAILED", "CANCELLED"})
 _GOES_OUT = frozenset({"AssignNonce", "SubmitTransaction", "Resubmit", "SendResult", "Bump", "Fill", "Sign"})
 
 
@@ -197,6 +198,8 @@ def _mined_once(index: Index) -> Found:
             yield f"{tx.tx_id} is mined {count} times", tx.signer
         elif count == 0 and tx.state == "CONFIRMED":
             yield f"{tx.tx_id} is CONFIRMED, but no block has it", tx.signer
+        elif tx.state in _GIVEN_UP and index.history.all_must_mine and tx.signer not in index.history.victims:
+            yield f"{tx.tx_id} is {tx.state}, though nothing was wrong with it", tx.signer
 
 
 def _confirmed_at_depth(index: Index) -> Found:
@@ -227,7 +230,7 @@ def _forks_are_told(index: Index) -> Found:
 
 def _failed_only_when_consumed(index: Index) -> Found:
     for tx in index.history.txs:
-        ended_badly = tx.state in ("FAILED", "CANCELLED") and tx.nonce is not None
+        ended_badly = tx.state in _GIVEN_UP and tx.nonce is not None
         if ended_badly and (tx.signer, tx.nonce) not in index.on_chain:
             yield f"{tx.tx_id} is {tx.state}, but nonce {tx.nonce} is not consumed", tx.signer
 

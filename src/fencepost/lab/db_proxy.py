@@ -1,16 +1,18 @@
 """A wire to PostgreSQL with faults: one proxy a node, so that a fault can hit one of them and spare the others.
 
-- `cut`: every connection is reset and new ones are refused, as when the server or the network is gone.
+- `cut`: connections are reset and new ones are refused, as when the server or the network is gone.
 - `black_hole`: nothing passes either way, and nobody is told: connections stay open and silent.
 - `drop_answers`: what the node asks still reaches the server and is done; the answers never come.
 - `delay`: every chunk takes its time, in order.
 
-`heal` ends any of them. Connections that have lost bytes are reset then: they could not be understood any more.
+Each hits all connections and those that come, or, given a share and dice, some of those that are open. `heal` ends any
+of them. Connections that have lost bytes are reset then: they could not be understood any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,19 @@ _CHUNK_BYTES = 64 * 1024
 Fault = Literal["none", "cut", "black_hole", "drop_answers"]
 
 
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One connection: both ends, and what is wrong with it alone."""
+
+    node: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    fault: Fault = "none"
+
+    def reset(self) -> None:
+        self.node.transport.abort()
+        self.server.transport.abort()
+
+
 @dataclass(slots=True)
 class DbProxy:
     server_port: int
@@ -27,30 +42,31 @@ class DbProxy:
     port: int = 0
     fault: Fault = "none"
     delay_s: float = 0.0
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _links: set[_Link] = field(default_factory=set)
 
-    def cut(self) -> None:
-        self.fault = "cut"
-        self._reset_all()
-
-    def black_hole(self) -> None:
-        self.fault = "black_hole"
-
-    def drop_answers(self) -> None:
-        self.fault = "drop_answers"
+    def strike(self, fault: Fault, some: random.Random | None = None) -> None:
+        """On all connections, open and to come; or, with dice, on about half of those that are open."""
+        if some is None:
+            self.fault = fault
+        for link in self._links:
+            if some is None or some.random() < 0.5:  # noqa: PLR2004 - a coin each
+                link.fault = fault
+                if fault == "cut":
+                    link.reset()
 
     def delay(self, seconds: float) -> None:
         self.delay_s = seconds
 
+    @property
+    def is_well(self) -> bool:
+        return self.fault == "none" and not self.delay_s and all(link.fault == "none" for link in self._links)
+
     def heal(self) -> None:
-        if self.fault in ("black_hole", "drop_answers"):
-            self._reset_all()
         self.fault = "none"
         self.delay_s = 0.0
-
-    def _reset_all(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
+        for link in self._links:
+            if link.fault != "none":
+                link.reset()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.fault == "cut":
@@ -61,30 +77,31 @@ class DbProxy:
         except OSError:
             writer.transport.abort()
             return
-        ends = {writer, there_writer}
-        self._writers |= ends
+        link = _Link(writer, there_writer, self.fault)
+        self._links.add(link)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(reader, there_writer, is_answer=False))
-                group.create_task(self._pass_on(there_reader, writer, is_answer=True))
+                group.create_task(self._pass_on(link, reader, there_writer, is_answer=False))
+                group.create_task(self._pass_on(link, there_reader, writer, is_answer=True))
         finally:
-            self._writers -= ends
-            for end in ends:
-                end.transport.abort()
+            self._links.discard(link)
+            link.reset()
 
     async def _pass_on(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_answer: bool
+        self, link: _Link, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_answer: bool
     ) -> None:
-        """Until either side ends; aborting the target ends the other direction, too."""
+        """Until either side ends; then both do."""
         with suppress(OSError):
             while chunk := await source.read(_CHUNK_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                if self.fault == "black_hole" or (self.fault == "drop_answers" and is_answer):
+                if link.fault == "black_hole" or (link.fault == "drop_answers" and is_answer):
                     continue
+                if target.transport.is_closing():
+                    break
                 target.write(chunk)
                 await target.drain()
-        target.transport.abort()
+        link.reset()
 
 
 @asynccontextmanager
@@ -96,5 +113,5 @@ async def db_proxy(server_port: int) -> AsyncIterator[DbProxy]:
         yield made
     finally:
         server.close()
-        made.cut()
+        made.strike("cut")
         await asyncio.sleep(0)  # the connections' tasks see their end

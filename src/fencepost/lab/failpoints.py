@@ -22,7 +22,7 @@ from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.signers import KeyRing
 
-ORDER_FILE = "FENCEPOST_LAB_FAILPOINT_FILE"
+ORDER_FILE = "LAB_FAILPOINT_FILE"
 _LOOK_EVERY_S = 0.03
 
 PORTS: dict[str, tuple[type, tuple[str, ...]]] = {

@@ -155,5 +155,6 @@ class History:
     fenced: tuple[FencedNote, ...] = ()
     victims: frozenset[str] = frozenset()  # signers whose key a stranger used on purpose
     strangers: frozenset[str] = frozenset()  # hashes of that stranger
+    all_must_mine: bool = False  # nothing that was asked for was wrong, and nobody took anything back
     quiet_within_s: float | None = None  # None: it did not become quiet within the bound
     late_send_s: float = 0.0  # how long a send that was under way may have been held up

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from fencepost.errors import Unready
 
 READY_WITHIN_S = 30.0
 STOP_WITHIN_S = 6.0
+_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -78,17 +80,34 @@ async def start_nodes(
 
 
 async def start_node(
-    name: str, *, dsn: str, rpc_url: str, private_keys: Sequence[str], settings: Mapping[str, str], log: Path
+    name: str,
+    *,
+    dsn: str,
+    rpc_url: str,
+    private_keys: Sequence[str],
+    settings: Mapping[str, str],
+    log: Path,
+    module: str = "fencepost",
+    more_environ: Mapping[str, str] = _NOTHING_MORE,
 ) -> NodeProcess:
-    """A `fencepost up` of its own, once it says that it is ready. Secrets go through the environment, not the arguments."""
+    """A `fencepost up` of its own, once it says that it is ready. Secrets go through the environment, not the arguments.
+
+    `module` is what is run: the command itself, or something that prepares the process and then runs it.
+    """
     keys = {f"FENCEPOST_KEY_{index}": key for index, key in enumerate(private_keys)}
-    environ = {**os.environ, **keys, "FENCEPOST_DATABASE_DSN": dsn, "FENCEPOST_RPC_URL": rpc_url}
+    environ = {
+        **os.environ,
+        **keys,
+        **more_environ,
+        "FENCEPOST_DATABASE_DSN": dsn,
+        "FENCEPOST_RPC_URL": rpc_url,
+    }
     arguments = [
         f"--set={key}={value}" for key, value in {"node.id": name, "api.port": "0", **settings}.items()
     ]
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fencepost", "up", "--json", "--while-stdin", *arguments,
+            sys.executable, "-m", module, "up", "--json", "--while-stdin", *arguments,
             env=environ, stdout=asyncio.subprocess.PIPE, stderr=errors, stdin=asyncio.subprocess.PIPE,
         )  # fmt: skip
     assert process.stdout is not None  # noqa: S101 - it was asked for
@@ -96,10 +115,12 @@ async def start_node(
         async with asyncio.timeout(READY_WITHIN_S):
             line = await process.stdout.readline()
         url = json.loads(line)["url"]
-    except (TimeoutError, ValueError, KeyError) as error:
+    except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+        if not isinstance(error, TimeoutError | ValueError | KeyError):
+            raise
         raise Unready(f"node {name} did not start: {_last_words(log)}") from error
     return NodeProcess(name, url, process)
 
