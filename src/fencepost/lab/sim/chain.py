@@ -129,6 +129,33 @@ class FakeChain(Chain):
     def pool(self) -> frozenset[TxHash]:
         return frozenset(self._pool)
 
+    # What really stands, whatever a node says.
+
+    @property
+    def height(self) -> int:
+        return len(self._blocks) - 1
+
+    def newest(self, count: int) -> list[Header]:
+        """The newest headers, the head first."""
+        return [mined.header for mined in reversed(self._blocks[-count:])]
+
+    def latest_nonce(self, address: Address) -> int:
+        return self._blocks[-1].nonces.get(address, 0)
+
+    def is_canonical(self, number: int, block_hash: BlockHash) -> bool:
+        return 0 <= number < len(self._blocks) and self._blocks[number].header.hash == block_hash
+
+    def mined_in_newest(self, depth: int) -> list[tuple[TxHash, Address, int]]:
+        """In the last `depth` blocks, in order: hash, sender, nonce."""
+        return [(tx.hash, tx.sender, tx.nonce) for mined in self._blocks[-depth:] for tx in mined.txs]
+
+    def mined_by(self, hashes: Collection[TxHash]) -> list[tuple[Address, int]]:
+        """Sender and nonce of those of these transactions that are in a block."""
+        return [(tx.sender, tx.nonce) for mined in self._blocks for tx in mined.txs if tx.hash in hashes]
+
+    def canonical(self) -> list[tuple[Header, list[tuple[TxHash, Address, int]]]]:
+        return [(m.header, [(tx.hash, tx.sender, tx.nonce) for tx in m.txs]) for m in self._blocks]
+
     # The port.
 
     @property

@@ -1,0 +1,148 @@
+"""The end of a run as a history, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fencepost.domain.managed import Kind, ManagedTx
+from fencepost.domain.states import State
+from fencepost.lab.checker import Violation, check
+from fencepost.lab.history import (
+    AttemptRow,
+    ChainBlock,
+    ChainTx,
+    CursorRow,
+    History,
+    Line,
+    TxRow,
+    effect_of,
+)
+from fencepost.lab.sim.keys import decode
+from fencepost.lab.sim.world import World
+
+
+def judge(world: World) -> list[Violation]:
+    found = [*world.records.violations, *check(history(world)), *_ended_badly(world)]
+    for failure in world.loop.failures:
+        error = failure.get("exception")
+        found.append(Violation(14, f"nobody caught {type(error).__name__}: {error}", str(failure["message"])))
+    names = {str(tx_id): f"r{number}" for number, tx_id in world.by_number.items()}
+    return [Violation(v.invariant, _named(v.what, names), _named(v.where, names)) for v in found]
+
+
+def _named(text: str, names: dict[str, str]) -> str:
+    """Ids differ from run to run; the requests' numbers don't."""
+    for tx_id, name in names.items():
+        text = text.replace(tx_id, name)
+    return text
+
+
+def _ended_badly(world: World) -> Iterator[Violation]:
+    """What failed or was cancelled must have had a reason that somebody outside gave."""
+    stolen = set(world.chain.mined_by(world.records.strangers))
+    for tx in world.database.txs.values():
+        if tx.state not in (State.FAILED, State.CANCELLED) or tx.tx_id in world.records.may_fail:
+            continue
+        if tx.nonce is None or (tx.signer.address, tx.nonce) not in stolen:
+            yield Violation(8, f"{tx.tx_id} is {tx.state} without a reason ({tx.error})", tx.signer.address)
+
+
+def history(world: World) -> History:
+    records, database = world.records, world.database
+    return History(
+        required_depth=world.plan.setup.required,
+        terms=tuple(records.terms),
+        lines=tuple(_lines(world)),
+        txs=tuple(_tx_row(world, tx) for tx in database.txs.values()),
+        attempts=tuple(row for tx in database.txs.values() for row in _attempt_rows(world, tx)),
+        cursors=tuple(
+            CursorRow(
+                signer.address, cursor.start_nonce, cursor.next_nonce, cursor.state, *_written(world, signer)
+            )
+            for signer, cursor in database.cursors.items()
+        ),
+        blocks=tuple(_blocks(world)),
+        sent=tuple(records.sent),
+        acknowledged=tuple(records.acknowledged),
+        fenced=tuple(records.fenced),
+        strangers=frozenset(records.strangers),
+        quiet_within_s=world.settled_in_s,
+    )
+
+
+def _lines(world: World) -> Iterator[Line]:
+    for number, (row, (xid, at_s)) in enumerate(
+        zip(world.database.journal, world.records.marks, strict=True), 1
+    ):
+        yield Line(
+            id=number,
+            xid=xid,
+            signer=row.signer.address,
+            event=row.event,
+            tx_id=None if row.tx_id is None else str(row.tx_id),
+            state=row.state,
+            detail=row.detail,
+            token=row.token,
+            committed_s=at_s,
+        )
+
+
+def _written(world: World, row: object) -> tuple[int | None, int]:
+    return world.records.written_by.get(row, (None, 0))
+
+
+def _effect(raw: bytes) -> str:
+    call = decode(raw)[1].call
+    return effect_of(to=call.to, value_wei=call.value_wei, data="")
+
+
+def _tx_row(world: World, tx: ManagedTx) -> TxRow:
+    call = tx.intent.call
+    effect = effect_of(to=call.to, value_wei=call.value_wei, data="")
+    if tx.kind is Kind.HANDLER and tx.attempts:  # what the function built is known from its bytes alone
+        effect = _effect(tx.attempts[0].signed.raw)
+    token, xid = _written(world, tx.tx_id)
+    return TxRow(
+        tx_id=str(tx.tx_id),
+        signer=tx.signer.address,
+        request_id=tx.request_id,
+        state=tx.state,
+        effect=effect,
+        nonce=tx.nonce,
+        tx_hash=tx.hash,
+        block_number=None if tx.mined is None else tx.mined.block.number,
+        block_hash=None if tx.mined is None else tx.mined.block.hash,
+        token=token,
+        xid=xid,
+    )
+
+
+def _attempt_rows(world: World, tx: ManagedTx) -> Iterator[AttemptRow]:
+    for attempt in tx.attempts:
+        token, xid = _written(world, attempt.signed.hash)
+        yield AttemptRow(
+            tx_id=str(tx.tx_id),
+            number=attempt.number,
+            signer=tx.signer.address,
+            nonce=tx.held_nonce(),
+            purpose=attempt.purpose,
+            effect=_effect(attempt.signed.raw),
+            fee_cap_wei=attempt.fees.fee_cap_wei,
+            tip_wei=attempt.fees.tip_wei,
+            hash=attempt.signed.hash,
+            token=token or 0,
+            xid=xid,
+        )
+
+
+def _blocks(world: World) -> Iterator[ChainBlock]:
+    effects = {sent.tx.hash: sent.tx.effect for sent in world.records.sent}
+    for header, txs in world.chain.canonical():
+        yield ChainBlock(
+            header.number,
+            header.hash,
+            tuple(
+                ChainTx(tx_hash, sender, nonce, effects.get(tx_hash, "a stranger's"))
+                for tx_hash, sender, nonce in txs
+            ),
+        )

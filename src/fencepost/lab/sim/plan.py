@@ -1,0 +1,249 @@
+"""What will happen in a run, decided by its seed before it begins: the setting, the requests, the faults.
+
+A fault is either due at a moment, or at the n-th call that a node makes of a port. Faults are independent of one
+another, so that any of them can be left out and the rest still means the same: that is how a failing run is made small.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fencepost.domain.send import SendCategory
+
+TTL_S: Final = 10.0
+SKEW_S: Final = 1.0
+
+# Where a node can be caught: weighted towards the calls that matter.
+_LEDGER_CALLS: Final = (
+    *("commit",) * 10,
+    *("acquire",) * 2,
+    *("renew",) * 2,
+    "release",
+    "load",
+    "load_queue",
+    "load_commands",
+    "load_finished",
+    "signers_with_work",
+)
+_CHAIN_CALLS: Final = (
+    *("send",) * 8,
+    *("receipts",) * 3,
+    *("nonce",) * 2,
+    "head",
+    "block",
+    "estimate_gas",
+    "quote_fees",
+)
+_ANY_CALL: Final = (*_LEDGER_CALLS, *_CHAIN_CALLS, "sign", "any", "any")
+
+_REFUSALS: Final = (
+    SendCategory.UNDERPRICED,
+    SendCategory.POOL_FULL,
+    SendCategory.NODE_NOT_READY,
+    SendCategory.FEE_CAP_EXCEEDED,
+    SendCategory.INSUFFICIENT_FUNDS,
+    SendCategory.NONCE_TOO_HIGH,
+    SendCategory.ALREADY_KNOWN,
+    SendCategory.DELEGATED_LIMIT,
+    SendCategory.FATAL,
+)
+
+# Kind → how often, relative to the others. The upper ones hit a call, the lower ones a moment.
+AT_CALL: Final[Mapping[str, int]] = {
+    "crash_before": 5,
+    "crash_after": 5,
+    "pause_before": 6,
+    "pause_after": 6,
+    "db_answer_lost": 6,
+    "db_refused": 3,
+    "rpc_answer_lost": 5,
+    "rpc_refused": 3,
+    "send_refused": 4,
+    "slow_call": 3,
+    "key_failure": 1,
+}
+AT_TIME: Final[Mapping[str, int]] = {
+    "db_down": 3,
+    "rpc_down": 3,
+    "nonce_lags": 2,
+    "nonce_lies": 2,
+    "evicted": 4,
+    "fee_spike": 2,
+    "reorg": 6,
+    "stranger": 1,
+    "clock_jump": 3,
+    "restart": 3,
+    "rolling_restart": 1,
+    "killed": 3,
+    "hand_over": 1,
+    "history_changed": 1,
+    "no_blocks": 1,
+    "hints_lost": 2,
+    "accept_answer_lost": 3,
+    "asked": 5,
+}
+KINDS: Final = (*AT_CALL, *AT_TIME)
+
+_WISHES: Final = ("cancel", "bump", "suspend", "resubmit", "pause", "protect", "unprotect")
+_REORGS: Final = ("dropped", "pooled", "included", "included", "partly", "replaced")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    nodes: int
+    signers: int
+    strict: bool
+    required: int
+    block_s: float
+    resubmit_s: float
+    stale_s: float
+    max_in_flight: int
+    bump: bool
+    idle_release_s: float
+    same_names: bool
+    chain_query_off: bool
+    receipt_upon_entry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as a caller makes it: `number` is its value in wei, so that the chain itself says whose it is."""
+
+    number: int
+    at_s: float
+    signer: int
+    by_handler: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: str
+    at_s: float = 0.0  # for those that hit a moment
+    slot: int = 0
+    call: str = ""  # for those that hit a call
+    nth: int = 0
+    length_s: float = 0.0
+    size: int = 0
+    flavour: str = ""
+
+    def __str__(self) -> str:
+        where = f"at call {self.nth} of {self.call}" if self.call else f"at {self.at_s:.2f} s"
+        more = [
+            f"{self.length_s:.2f} s" if self.length_s else "",
+            f"size {self.size}" if self.size else "",
+            self.flavour,
+        ]
+        return f"{self.kind} (n{self.slot}) {where} {' '.join(part for part in more if part)}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    setup: Setup
+    requests: tuple[Asked, ...]
+    faults: tuple[Fault, ...]
+    length_s: float
+
+
+def make_plan(seed: int) -> Plan:
+    rng = random.Random(f"plan {seed}")
+    setup = _setup(rng)
+    length_s = rng.choice((20.0, 35.0, 50.0))
+    requests = tuple(
+        Asked(
+            number=number,
+            at_s=rng.uniform(0.5, length_s * 0.8),
+            signer=rng.randrange(setup.signers),
+            by_handler=_chance(rng, 0.06),
+        )
+        for number in range(1, rng.randint(3, 12) + 1)
+    )
+    # Few kinds a run, several of each: what goes wrong together is what a mean over all kinds would hide.
+    weights = {**AT_CALL, **AT_TIME}
+    kinds = rng.choices(list(weights), list(weights.values()), k=rng.randint(1, 5))
+    faults = [_fault(rng, rng.choice(kinds), setup, length_s) for _ in range(rng.randint(1, 9))]
+    return Plan(seed, setup, requests, tuple(faults), length_s)
+
+
+def _chance(rng: random.Random, share: float) -> bool:
+    return rng.random() < share
+
+
+def _setup(rng: random.Random) -> Setup:
+    strict = _chance(rng, 0.5)
+    return Setup(
+        nodes=rng.choice((2, 2, 2, 3, 3, 4)),
+        signers=rng.choice((1, 1, 2, 2, 3)),
+        strict=strict,
+        required=rng.choice((0, 1, 1, 2, 3)),
+        block_s=rng.choice((1.0, 2.0, 3.0)),
+        resubmit_s=rng.choice((4.0, 8.0, 15.0)),
+        stale_s=rng.choice((6.0, 12.0)),
+        max_in_flight=rng.choice((2, 4, 16)),
+        bump=_chance(rng, 0.4),
+        idle_release_s=rng.choice((3.0, 8.0, 30.0)),
+        same_names=_chance(rng, 0.15),
+        chain_query_off=_chance(rng, 0.2),
+        receipt_upon_entry=_chance(rng, 0.2),
+    )
+
+
+def _fault(rng: random.Random, kind: str, setup: Setup, length_s: float) -> Fault:
+    slot = rng.randrange(setup.nodes)
+    if kind in AT_CALL:
+        return _at_call(rng, kind, slot)
+    fault = Fault(kind, at_s=rng.uniform(1.0, length_s), slot=slot)
+    return _detailed(rng, fault, setup)
+
+
+def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
+    calls: Sequence[str] = _ANY_CALL
+    flavour = ""
+    if kind.startswith("db_"):
+        calls = _LEDGER_CALLS
+    elif kind.startswith("rpc_"):
+        calls = _CHAIN_CALLS
+    elif kind == "send_refused":
+        calls, flavour = ("send",), rng.choice(_REFUSALS).value
+    elif kind == "key_failure":
+        calls = ("sign",)
+    call = rng.choice(calls)
+    nth = rng.randint(1, 120) if call == "any" else rng.randint(1, 12)
+    length_s = 0.0
+    if kind.startswith("pause"):
+        length_s = rng.uniform(0.2, 3.0) * TTL_S
+    elif kind.startswith("crash"):
+        length_s = rng.uniform(0.1, 1.5) * TTL_S  # until it is started again
+    elif kind == "slow_call":
+        length_s = rng.uniform(0.5, 1.2 * TTL_S)
+    return Fault(kind, slot=slot, call=call, nth=nth, length_s=length_s, flavour=flavour)
+
+
+def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
+    """What a fault of this kind needs to be said besides its moment."""
+    length_s = rng.uniform(0.5, 1.5 * TTL_S)
+    size, flavour = 0, ""
+    match fault.kind:
+        case "db_down" | "rpc_down":
+            flavour = rng.choice(("one", "one", "all"))
+        case "nonce_lags" | "accept_answer_lost":
+            size = rng.randint(1, 12)
+        case "nonce_lies":
+            size = rng.randint(1, 3)
+            flavour = rng.choice(("low", "high")) if setup.strict else "low"
+        case "evicted":
+            size = rng.randrange(4)
+        case "reorg":
+            size, flavour = rng.randint(1, setup.required + 2), rng.choice(_REORGS)
+        case "stranger":
+            size, flavour = rng.randrange(setup.signers), rng.choice(("next", "instead"))
+        case "clock_jump":
+            length_s = rng.uniform(-60.0, 60.0)
+        case "asked":
+            size, flavour = rng.randint(1, 12), rng.choice(_WISHES)
+        case _:
+            pass
+    return replace(fault, length_s=length_s, size=size, flavour=flavour)

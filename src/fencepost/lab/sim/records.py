@@ -1,0 +1,173 @@
+"""What really happened in a run, written down from outside the program, and judged on the spot where that is possible.
+
+Nothing here asks the program or its ledger whether something was right: tokens, leases, bytes and blocks are followed
+by our own book. What can only be judged at the end is kept as rows for the history checker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from fencepost.application.ports import LaneWrite, Written
+from fencepost.domain.ids import BlockHash, Signer, TxHash
+from fencepost.domain.lease import Term
+from fencepost.domain.states import CursorState
+from fencepost.lab.checker import Violation
+from fencepost.lab.history import Acknowledged, ChainTx, FencedNote, Sent, Snapshot, TermRow, effect_of
+from fencepost.lab.sim.keys import decode
+from fencepost.lab.sim.ledger import FakeDatabase
+from fencepost.lab.sim.loop import SimLoop
+from fencepost.lab.sim.plan import TTL_S
+
+# Rules of the lease that have no number among the invariants: they cost time, not safety.
+LEASE_RULES = 0
+
+MOST_VIOLATIONS = 50
+
+
+@dataclass(slots=True)
+class _Held:
+    incarnation: UUID
+    token: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class Records:
+    loop: SimLoop
+    database: FakeDatabase
+    depth_required: int
+    violations: list[Violation] = field(default_factory=list)
+    trace: list[tuple[Any, ...]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # faults by kind, as they really struck
+    xid: int = 0
+    marks: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # of each journal line: its write and its time
+    terms: list[TermRow] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    acknowledged: list[Acknowledged] = field(default_factory=list)
+    fenced: list[FencedNote] = field(default_factory=list)
+    written_by: dict[object, tuple[int, int]] = field(default_factory=dict)  # row → token and write
+    deepest: dict[BlockHash, int] = field(default_factory=dict)  # how deep a block ever lay
+    strangers: set[TxHash] = field(default_factory=set)
+    may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
+    _held: dict[Signer, _Held] = field(default_factory=dict)
+    _protected_by: dict[Signer, int] = field(default_factory=dict)
+
+    def say(self, who: str, what: str, *more: object) -> None:
+        self.trace.append((self.loop.time(), who, what, *more))
+
+    def violated(self, invariant: int, what: str, where: object) -> None:
+        if len(self.violations) < MOST_VIOLATIONS:
+            self.violations.append(Violation(invariant, what, str(where)))
+        self.say("!", f"violation of {invariant}", what)
+
+    def struck(self, kind: str, where: str, *more: object) -> None:
+        self.counts[kind] += 1
+        self.say(where, f"* {kind}", *more)
+
+    # ---- leases
+
+    def acquired(self, incarnation: UUID, node: str, terms: Sequence[Term]) -> None:
+        now_s = self.loop.time()
+        for term in terms:
+            before = self._held.get(term.signer)
+            if before is not None and term.token <= before.token:
+                self.violated(4, f"token {term.token} came after {before.token}", term.signer)
+            if before is not None and before.incarnation != incarnation and now_s < before.until_s:
+                left_s = before.until_s - now_s
+                self.violated(
+                    LEASE_RULES, f"a lease was taken {left_s:.1f} s before it had ended", term.signer
+                )
+            self._held[term.signer] = _Held(incarnation, term.token, now_s + TTL_S)
+            sealed = Snapshot(xmin=self.xid + 1, xmax=self.xid + 1)
+            self.terms.append(TermRow(_name(term.signer), term.token, node, now_s, sealed))
+
+    def renewed(self, incarnation: UUID, terms: Sequence[Term]) -> None:
+        for term in terms:
+            held = self._held[term.signer]
+            if held.token != term.token or held.incarnation != incarnation:
+                self.violated(13, f"the lease of token {term.token} was renewed after its end", term.signer)
+            else:
+                held.until_s = self.loop.time() + TTL_S
+
+    def released(self, terms: Sequence[Term]) -> None:
+        for term in terms:
+            held = self._held[term.signer]
+            if held.token == term.token:
+                held.until_s = self.loop.time()
+
+    # ---- writes
+
+    def about_to_write(self, write: LaneWrite, *, is_trusted: bool) -> None:
+        gives_nonces = any(c.before.nonce is None and c.after.nonce is not None for c in write.changes)
+        if gives_nonces and not is_trusted:
+            self.violated(LEASE_RULES, "nonces were given under a lease that nobody trusts", write.term)
+
+    def wrote(self, incarnation: UUID, write: LaneWrite, written: Written) -> None:
+        if not (written.lease_ok and written.applied):
+            return
+        signer, token = write.term.signer, write.term.token
+        self.xid += 1
+        self.mark_lines()
+        held = self._held[signer]
+        if (held.token, held.incarnation) != (token, incarnation):
+            self.violated(13, f"token {token} wrote under token {held.token}", signer)
+        for change in write.changes:
+            self.written_by[change.after.tx_id] = (token, self.xid)
+            for attempt in change.after.attempts:
+                self.written_by.setdefault(attempt.signed.hash, (token, self.xid))
+            if change.after.is_terminal and change.after.mined is not None and not change.before.is_terminal:
+                self._ended(change.after.mined.block.hash, change.after.tx_id)
+        after = write.cursor_after
+        if after is not None:
+            self.written_by[signer] = (token, self.xid)
+            if after.state is CursorState.PROTECT:
+                self._protected_by.setdefault(signer, token)
+            else:
+                self._protected_by.pop(signer, None)
+
+    def _ended(self, block: BlockHash, tx_id: UUID) -> None:
+        deepest = self.deepest.get(block, -1)
+        if deepest < self.depth_required:
+            self.violated(9, f"it ended in a block that never lay deeper than {deepest}", tx_id)
+
+    def mark_lines(self) -> None:
+        """Journal lines that were added just now belong to the write that was made just now."""
+        new = len(self.database.journal) - len(self.marks)
+        self.marks += [(self.xid, self.loop.time())] * new
+
+    # ---- the chain
+
+    def about_to_send(self, node: str, token: int, raws: Sequence[bytes]) -> None:
+        for raw in raws:
+            sender, tx, tx_hash = decode(raw)
+            signer = Signer(tx.chain_id, sender)
+            effect = effect_of(to=tx.call.to, value_wei=tx.call.value_wei, data="")
+            self.sent.append(
+                Sent(self.loop.time(), ChainTx(tx_hash, _name(signer), tx.nonce, effect), via=node)
+            )
+            if (tx.chain_id, tx_hash) not in self.database.hashes:
+                self.violated(6, f"nonce {tx.nonce} went out before it was stored", signer)
+            if token >= self._protected_by.get(signer, token + 1):
+                self.violated(12, f"nonce {tx.nonce} went out under PROTECT", signer)
+
+    # ---- callers and notes
+
+    def told(self, signer: Signer, request_id: str, tx_id: UUID, effect: str) -> None:
+        self.acknowledged.append(
+            Acknowledged(self.loop.time(), _name(signer), request_id, str(tx_id), effect)
+        )
+
+    def noted(self, event: str, fields: Mapping[str, Any]) -> None:
+        if event == "fenced":
+            self.fenced.append(FencedNote(self.loop.time(), _name(fields["signer"]), fields["token"]))
+
+
+def _name(signer: Signer) -> str:
+    return signer.address

@@ -1,0 +1,176 @@
+"""Run a plan, or many; make a failing one small; tell its story."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from fencepost.domain.states import State
+from fencepost.errors import FencepostError
+from fencepost.lab.checker import Violation
+from fencepost.lab.sim.judge import judge
+from fencepost.lab.sim.loop import Runaway
+from fencepost.lab.sim.plan import Plan, make_plan
+from fencepost.lab.sim.world import World
+
+MOST_SHRINKS = 150
+MOST_LINES_TOLD = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    plan: Plan
+    violations: tuple[Violation, ...]
+    simulated_s: float
+    faults: Counter[str]
+    requests: int
+    confirmed: int
+    trace: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def seed(self) -> int:
+        return self.plan.seed
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+
+def run_seed(seed: int, *, with_trace: bool = False) -> Outcome:
+    return run_plan(make_plan(seed), with_trace=with_trace)
+
+
+def run_plan(plan: Plan, *, with_trace: bool = False) -> Outcome:
+    world = World(plan)
+    began_s = world.loop.time()
+    with _bugs_of_loops(world):
+        try:
+            world.loop.run(world.play())
+        except Runaway as error:
+            world.records.violated(14, f"it does not end: {error}", "the whole run")
+    violations = judge(world)
+    states = Counter(tx.state for tx in world.database.txs.values())
+    return Outcome(
+        plan=plan,
+        violations=tuple(violations),
+        simulated_s=world.loop.time() - began_s,
+        faults=world.records.counts,
+        requests=len(world.database.txs),
+        confirmed=states[State.CONFIRMED],
+        trace=tuple(_line(began_s, entry) for entry in world.records.trace) if with_trace else (),
+    )
+
+
+def _line(began_s: float, entry: tuple[object, ...]) -> str:
+    at_s, who, *rest = entry
+    assert isinstance(at_s, float)  # noqa: S101 - the records put it there
+    return f"{at_s - began_s:10.4f} {who!s:<8} {' '.join(map(str, rest))}"
+
+
+class _Bugs(logging.Handler):
+    """What the program's loops caught and logged, if it is not what we injected: then it is a bug."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, FencepostError | OSError):
+            self._world.records.violated(14, f"{type(error).__name__}: {error}", record.getMessage())
+
+
+@contextmanager
+def _bugs_of_loops(world: World) -> Iterator[None]:
+    logger = logging.getLogger("fencepost")
+    level, propagate = logger.level, logger.propagate
+    handler = _Bugs(world)
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+# ---- a failing run, made small
+
+
+def shrink(plan: Plan, *, most_runs: int = MOST_SHRINKS) -> Plan:
+    """Without the faults and requests that it fails without just as well. Bounded; the same invariants must break."""
+    broken = _broken(plan)
+    if not broken:
+        return plan
+    runs = 1
+    for part in (len(plan.faults), *(1 << n for n in range(6, -1, -1))):
+        start = 0
+        while part > 0 and start < len(plan.faults) and runs < most_runs:
+            fewer = replace(plan, faults=plan.faults[:start] + plan.faults[start + part :])
+            runs += 1
+            if _broken(fewer) & broken:
+                plan = fewer
+            else:
+                start += part
+    at = 0
+    while at < len(plan.requests) and runs < most_runs:
+        fewer = replace(plan, requests=plan.requests[:at] + plan.requests[at + 1 :])
+        runs += 1
+        if _broken(fewer) & broken:
+            plan = fewer
+        else:
+            at += 1
+    return plan
+
+
+def _broken(plan: Plan) -> set[int]:
+    return {violation.invariant for violation in run_plan(plan).violations}
+
+
+def story(plan: Plan) -> list[str]:
+    """What it takes, what happened, what is wrong: for a person, and bounded."""
+    outcome = run_plan(plan, with_trace=True)
+    setup = plan.setup
+    mode = f"{'strict' if setup.strict else 'pipelined'}, depth {setup.required}"
+    told = [
+        f"seed {plan.seed}: {setup.nodes} nodes, {setup.signers} signers, {len(plan.requests)} requests, {mode}",
+        *(f"  violated {violation}" for violation in outcome.violations[:10]),
+        "  it takes:",
+        *(f"    {fault}" for fault in plan.faults),
+        "  what happened:",
+    ]
+    interesting = [line for line in outcome.trace if _is_telling(line)]
+    if len(interesting) > MOST_LINES_TOLD:
+        left_out = len(interesting) - MOST_LINES_TOLD
+        interesting = [
+            *interesting[: MOST_LINES_TOLD // 2],
+            f"    … {left_out} more …",
+            *interesting[-MOST_LINES_TOLD // 2 :],
+        ]
+    return told + [f"    {line}" for line in interesting]
+
+
+def _is_telling(line: str) -> bool:
+    what = line[20:]
+    return what.startswith(
+        (
+            "*",
+            "-",
+            "sent",
+            "violation",
+            "acknowledged",
+            "starts",
+            "stops",
+            "is gone",
+            "faults",
+            "unprotect",
+            "commit",
+            "block",
+        )
+    )
