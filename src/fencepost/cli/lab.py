@@ -9,6 +9,7 @@ import click
 import uvloop
 from rich.console import Console
 
+from fencepost.cli.lab_chaos import chaos, failover
 from fencepost.cli.tables import console, table
 from fencepost.lab.scheme_faults import Outcome
 from fencepost.lab.scheme_load import Rate
@@ -19,6 +20,10 @@ from fencepost.lab.schemes import Report, compare
 @click.group()
 def lab() -> None:
     """Experiments on real servers."""
+
+
+lab.add_command(chaos)
+lab.add_command(failover)
 
 
 @lab.command()

@@ -1,0 +1,128 @@
+"""`fencepost lab chaos` and `fencepost lab failover`: the real program under real faults, with figures at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import uvloop
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from fencepost.cli.tables import console, table
+from fencepost.lab.chaos import Outcome, Progress, run
+from fencepost.lab.chaos_report import as_html, as_json
+from fencepost.lab.chaos_stage import Plan
+from fencepost.lab.failover import measure
+
+_SHOWN = 20
+
+
+@click.command()
+@click.option(
+    "--seconds", type=click.FloatRange(5, 3600), default=60, show_default=True, help="Time of faults."
+)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, 8), default=4, show_default=True)
+@click.option("--json", "json_wanted", is_flag=True, help="Print the outcome as JSON.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Put report.html, report.json and logs there.",
+)
+def chaos(*, seconds: float, seed: int, nodes: int, json_wanted: bool, out: Path | None) -> int:
+    """Nodes, database and chain under faults by seed; then a check of 14 invariants. Exit code 1 on any violation."""
+    screen = Console(stderr=True, highlight=False) if json_wanted else console()
+    plan = Plan(seconds=seconds, seed=seed, nodes=nodes)
+    folder = out or Path(tempfile.mkdtemp(prefix="fencepost-chaos-logs-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    outcome = _watched(plan, folder, screen)
+    if out is not None:
+        (out / "report.json").write_text(json.dumps(as_json(outcome), indent=2), encoding="utf-8")
+        (out / "report.html").write_text(as_html(outcome), encoding="utf-8")
+    elif outcome.is_good:
+        shutil.rmtree(folder, ignore_errors=True)
+    if json_wanted:
+        click.echo(json.dumps(as_json(outcome), indent=2))
+    else:
+        _tell(outcome, screen, folder)
+    return 0 if outcome.is_good else 1
+
+
+def _watched(plan: Plan, logs: Path, screen: Console) -> Outcome:
+    def go(show: Callable[[Progress], None]) -> Outcome:
+        report = lambda text: screen.print(f"… {text}")  # noqa: E731 - three words
+        return uvloop.run(run(plan, logs=logs, report=report, show=show))
+
+    if not screen.is_terminal:
+        return go(lambda _: None)
+    bar = Bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen)
+    task = bar.add_task("faults", total=plan.seconds)
+    with Live(console=screen, refresh_per_second=4) as live:
+
+        def show(progress: Progress) -> None:
+            done_s = plan.seconds - progress.left_s if progress.phase == "faults" else plan.seconds
+            bar.update(task, completed=done_s, description=progress.phase)
+            grid = Table.grid()
+            grid.add_row(_picture(progress))
+            grid.add_row(bar)
+            live.update(grid)
+
+        return go(show)
+
+
+def _picture(progress: Progress) -> Table:
+    rows = [
+        (signer, str(queued), str(in_flight), str(ended), owner)
+        for signer, queued, in_flight, ended, owner in progress.rows
+    ]
+    picture = table(("signer", "queued", "in flight", "ended", "held by"), rows)
+    picture.title = (
+        f"up: {' '.join(progress.nodes) or 'nobody'} · {progress.faults} faults ·"
+        f" {progress.acknowledged} of {progress.asked} acknowledged"
+    )
+    picture.title_justify = "left"
+    return picture
+
+
+def _tell(outcome: Outcome, screen: Console, folder: Path) -> None:
+    facts = as_json(outcome)
+    screen.print(table(("fault", "struck"), [(kind, str(n)) for kind, n in outcome.by_kind.most_common()]))
+    for violation in outcome.violations[:_SHOWN]:
+        screen.print(f"✗ {violation}", style="red")
+    screen.print(
+        f"{'✓' if outcome.is_good else '✗'} seed {outcome.plan.seed}: {facts['faults']} faults of"
+        f" {len(outcome.by_kind)} kinds, {facts['transactions']} transactions, {facts['takeovers']} take-overs,"
+        f" {facts['violationsInAll']} violations",
+        style="green" if outcome.is_good else "red",
+    )
+    if not outcome.is_good:
+        screen.print(f"logs are in {folder}")
+
+
+@click.command()
+@click.option("--runs", type=click.IntRange(1, 500), default=50, show_default=True, help="Of each kind.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print the distributions as JSON.")
+def failover(*, runs: int, json_wanted: bool) -> None:
+    """How long a signer's work stands still when its node is killed with -9, and when it is stopped with SIGTERM."""
+    screen = Console(stderr=True, highlight=False)
+    with tempfile.TemporaryDirectory(prefix="fencepost-failover-") as logs:
+        measured = uvloop.run(
+            measure(runs, logs=Path(logs), report=lambda text: screen.print(f"… {text}"))
+        ).as_json()
+    if json_wanted:
+        click.echo(json.dumps(measured, indent=2))
+        return
+    rows = [
+        (name, *(str(measured[key].get(figure, "")) for figure in ("runs", "p50S", "p90S", "maxS")))
+        for name, key in (("kill -9", "kill9"), ("SIGTERM", "sigterm"))
+    ]
+    console().print(table(("until the next send", "runs", "p50 s", "p90 s", "max s"), rows))
+    console().print(f"with a lease of {measured['leaseS']} s")
