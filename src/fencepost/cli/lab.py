@@ -10,6 +10,7 @@ import uvloop
 from rich.console import Console
 
 from fencepost.cli.lab_chaos import chaos, failover
+from fencepost.cli.lab_sim import sim
 from fencepost.cli.tables import console, table
 from fencepost.lab.scheme_faults import Outcome
 from fencepost.lab.scheme_load import Rate
@@ -24,6 +25,7 @@ def lab() -> None:
 
 lab.add_command(chaos)
 lab.add_command(failover)
+lab.add_command(sim)
 
 
 @lab.command()

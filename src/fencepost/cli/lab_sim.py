@@ -1,0 +1,62 @@
+"""`fencepost lab sim`: thousands of worlds that a seed decides, in simulated time."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from fencepost.cli.tables import console, table
+from fencepost.lab.sim.many import Report, run_many, smallest_stories
+
+SEEDS = 1_000
+MOST_SEEDS = 10_000_000
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), default=SEEDS, show_default=True)
+@click.option("--first", type=click.IntRange(0, MOST_SEEDS), default=0, show_default=True, help="First seed.")
+@click.option("--seed", type=click.IntRange(0, MOST_SEEDS * 2), help="This one only: its story, if it fails.")
+@click.option("--processes", type=click.IntRange(1, 64), default=lambda: min(2, os.cpu_count() or 1))
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def sim(*, seeds: int, first: int, seed: int | None, processes: int, as_json: bool) -> int:
+    """Real nodes and lanes in simulated worlds: every interleaving and every fault is the seed's choice."""
+    wanted = range(first, first + seeds) if seed is None else range(seed, seed + 1)
+    out = Console(stderr=True, highlight=False) if as_json else console()
+    report = _run(wanted, 1 if len(wanted) == 1 else processes, out)
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        _tell(report, out)
+    for told in smallest_stories(report):
+        out.print("\n".join(told), markup=False, style="red")
+    return 0 if report.is_good else 1
+
+
+def _run(wanted: range, processes: int, out: Console) -> Report:
+    if not out.is_terminal:
+        return run_many(wanted, processes=processes)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out) as bar:
+        task = bar.add_task("seeds", total=len(wanted))
+        return run_many(
+            wanted, processes=processes, on_progress=lambda report: bar.update(task, completed=report.seeds)
+        )
+
+
+def _tell(report: Report, out: Console) -> None:
+    figures = report.as_json()
+    out.print(table(("fault", "struck"), [(kind, str(count)) for kind, count in report.faults.most_common()]))
+    out.print(
+        f"{figures['seeds']} seeds in {figures['seconds']} s ({figures['seedsPerSecond']} seeds/s),"
+        f" {figures['simulatedHours']} simulated hours, {figures['faultCount']} faults of"
+        f" {figures['faultKinds']} kinds, {figures['requests']} requests, {figures['confirmed']} confirmed"
+    )
+    if report.is_good:
+        out.print("✓ no violation", style="green")
+    for seed, violations in sorted(report.failed.items())[:20]:
+        out.print(f"✗ seed {seed}: {violations[0]}", style="red", markup=False)
