@@ -35,10 +35,10 @@ _LOOK_EVERY_S = 0.4
 # What a strand may do, how often one compared with another, and the longest pause between two of them.
 STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
     "nodes": (
-        0.8,
+        1.0,
         {
             nodes.kill_at_failpoint: 6,
-            nodes.pause_at_failpoint: 8,
+            nodes.pause_at_failpoint: 6,
             nodes.kill: 2,
             nodes.pause: 4,
             nodes.graceful_stop: 3,
@@ -46,21 +46,21 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             nodes.duplicate_id: 1,
         },
     ),
-    "more nodes": (0.8, {nodes.kill_at_failpoint: 2, nodes.pause_at_failpoint: 8, nodes.pause: 3}),
+    "more nodes": (1.5, {nodes.kill_at_failpoint: 2, nodes.pause_at_failpoint: 5, nodes.pause: 2}),
     "database": (
-        0.8,
+        1.2,
         {
-            world.db_cut: 10,
-            world.db_black_hole: 5,
+            world.db_cut: 8,
+            world.db_black_hole: 4,
             world.db_dropped_answer: 12,
             world.db_delay: 6,
             world.backend_terminated: 12,
             world.db_restart: 1,
         },
     ),
-    "more database": (1.5, {world.db_cut: 2, world.db_dropped_answer: 4, world.backend_terminated: 4}),
+    "answers": (1.5, {world.db_dropped_answer: 2, world.backend_terminated: 1}),
     "endpoints": (
-        0.4,
+        0.5,
         {world.rpc_error: 4, world.rpc_hang: 3, world.rpc_executed: 5, world.rpc_lag: 3},
     ),
     "an odd endpoint": (1.5, {world.rpc_lie: 1}),
@@ -70,8 +70,8 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             world.reorg_dropped: 2,
             world.reorg_included: 2,
             world.reorg_mixed: 2,
-            world.eviction: 5,
-            world.base_fee_spike: 2,
+            world.eviction: 6,
+            world.base_fee_spike: 3,
         },
     ),
 }

@@ -49,10 +49,10 @@ class Plan:
     seed: int = 7
     nodes: int = 4
     strict: int = 3
-    pipelined: int = 5
+    pipelined: int = 6
     required_depth: int = 2
     block_time_s: float = 0.25
-    lease_s: float = 3.0
+    lease_s: float = 2.0
     quiet_within_s: float = 60.0
     strict_per_s: float = 0.4  # requests a second and signer
     pipelined_per_s: float = 12.0
@@ -61,7 +61,7 @@ class Plan:
         return {
             "chains.default.poll_interval": "0.15s",
             "nonce.mode": "pipelined",
-            "nonce.max_in_flight": "32",
+            "nonce.max_in_flight": "64",
             "nonce.state_timeout": "2s",
             "confirmations.required": str(self.required_depth),
             "confirmations.stale_receipt_timeout": "3s",
