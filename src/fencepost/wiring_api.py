@@ -94,6 +94,7 @@ def services_of(running: Running) -> Services:
         is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),
         host=settings.api.host,
         expose_nonce=settings.api.expose_nonce,
+        events=settings.events.mode,
         intake=settings.api.intake,
         lease_duration_s=settings.lease.duration_s,
         required_confirmations=settings.confirmations.required,

@@ -74,6 +74,7 @@ class Services:
     is_database_failure: Callable[[BaseException], bool]  # the database is away or busy, not wrong
     host: str  # the address that the door listens on
     expose_nonce: bool
+    events: str  # how callers learn that something ended
     intake: Literal["any", "leader"]
     lease_duration_s: float
     required_confirmations: int | str

@@ -33,6 +33,7 @@ async def version(call: Call) -> Reply:
             node=services.node.name,
             chain_ids=sorted(services.chains),
             default_chain_id=services.default_chain_id,
+            events=services.events,
         )
     )
 

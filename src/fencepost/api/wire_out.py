@@ -223,6 +223,7 @@ class VersionOut(_Out):
     node: str
     chain_ids: list[int]
     default_chain_id: int
+    events: str  # how callers learn that something ended: by polling /completions
 
 
 class NonceOut(_Out):
