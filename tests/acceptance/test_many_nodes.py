@@ -90,11 +90,13 @@ class Fleet:
         self.nodes |= {node.name: node for node in started}
 
     async def restart(self, name: str) -> None:
-        await self.nodes.pop(name).stop()
+        """Callers are not told beforehand."""
+        await self.nodes[name].stop()
+        del self.nodes[name]
         await self.start(name)
 
     async def kill(self, name: str) -> None:
-        await self.nodes.pop(name).kill()
+        await self.nodes[name].kill()
 
     def any_url(self) -> str:
         return random.choice([node.url for node in self.nodes.values()])
