@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ import asyncpg
 
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.evm.raw_sender import sender_of
+from fencepost.adapters.postgres.nodes import list_nodes
 from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
 from fencepost.adapters.postgres.policies import PostgresPolicies
 from fencepost.adapters.postgres.reader import PostgresReader
@@ -76,6 +78,7 @@ def services_of(running: Running) -> Services:
         accept=running.accept,
         waiting=running.waiting,
         reader=PostgresReader(running.pool),
+        nodes=partial(list_nodes, running.pool),
         operate=PostgresOperate(running.pool, node=node.name),
         keys=PostgresKeyStore(running.pool, node=node.name),
         policy=PolicyGuard(PostgresPolicies(running.pool, node=node.name), running.ledger),

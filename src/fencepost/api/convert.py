@@ -23,11 +23,11 @@ from fencepost.api.wire_out import (
     TxOut,
 )
 from fencepost.application.history import Action, History, fold
+from fencepost.application.membership import NodeView
 from fencepost.application.read import (
     AttemptView,
     CommandView,
     Completion,
-    OwnerView,
     Part,
     Place,
     SignerView,
@@ -212,11 +212,16 @@ def command_out(
     )
 
 
-def owner_out(view: OwnerView, *, is_this: bool) -> NodeOut:
+def node_out(view: NodeView, *, is_this: bool) -> NodeOut:
     return NodeOut(
         name=view.name,
         incarnation=str(view.incarnation),
+        url=view.url,
+        mode=view.mode,
+        version=view.version,
+        started_at=view.started_at,
+        heartbeat_at=view.heartbeat_at,
+        is_live=view.is_live,
         signers=view.signers,
-        held_until=view.held_until,
         is_this=is_this,
     )

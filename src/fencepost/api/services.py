@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -10,6 +10,7 @@ from uuid import UUID
 
 from fencepost.application.accept import Accept
 from fencepost.application.api_keys import KeyStore
+from fencepost.application.membership import NodeView
 from fencepost.application.operate import Operate
 from fencepost.application.policy import PolicyGuard
 from fencepost.application.ports import Chain
@@ -56,6 +57,7 @@ class Services:
     accept: Accept
     waiting: Waiting
     reader: Reader
+    nodes: Callable[[], Awaitable[Sequence[NodeView]]]
     operate: Operate
     keys: KeyStore
     policy: PolicyGuard

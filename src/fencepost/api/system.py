@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from fencepost.api.calls import Call, Reply
-from fencepost.api.convert import owner_out
+from fencepost.api.convert import node_out
 from fencepost.api.problems import ApiError
-from fencepost.api.wire_out import NodeOut, NodesOut, ReadyOut, StatusOut, VersionOut
+from fencepost.api.wire_out import NodesOut, ReadyOut, StatusOut, VersionOut
 
 READY_WITHIN_S = 2.0
 
@@ -39,13 +39,7 @@ async def version(call: Call) -> Reply:
 
 
 async def nodes(call: Call) -> Reply:
-    """This node, and every other process that holds a lease now."""
-    this = call.services.node
-    owners = await call.services.reader.owners()
-    items = [owner_out(owner, is_this=owner.incarnation == this.incarnation) for owner in owners]
-    if not any(item.is_this for item in items):
-        itself = NodeOut(
-            name=this.name, incarnation=str(this.incarnation), signers=0, held_until=None, is_this=True
-        )
-        items = [itself, *items]
-    return Reply(NodesOut(items=items))
+    """Every node that is known, those alive first."""
+    this = call.services.node.incarnation
+    found = await call.services.nodes()
+    return Reply(NodesOut(items=[node_out(view, is_this=view.incarnation == this) for view in found]))

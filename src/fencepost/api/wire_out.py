@@ -199,8 +199,13 @@ class CommandOut(_Out):
 class NodeOut(_Out):
     name: str
     incarnation: str
+    url: str | None
+    mode: str
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    is_live: bool
     signers: int
-    held_until: datetime | None
     is_this: bool
 
 

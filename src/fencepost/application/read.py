@@ -140,16 +140,6 @@ class SignerView:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerView:
-    """A process that holds leases."""
-
-    name: str
-    incarnation: UUID
-    signers: int
-    held_until: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class CommandView:
     id: int
     signer: Signer
@@ -209,8 +199,6 @@ class Reader(Protocol):
     async def owner_of(self, signer: Signer) -> str | None:
         """The node that holds the signer's lease now."""
         ...
-
-    async def owners(self) -> Sequence[OwnerView]: ...
 
     async def command(self, command_id: int) -> CommandView | None: ...
 

@@ -1,4 +1,4 @@
-"""`fencepost nodes`: which processes hold signers now."""
+"""`fencepost nodes`: who is at work, and for how many signers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from fencepost.client import Client
 @click.command()
 @node_options
 def nodes(*, client: Client, as_json: bool) -> None:
-    """The node that answers, and the others that hold a signer now."""
+    """Every node that is known, those alive first."""
     found = client.nodes()
     if as_json:
         print_json(found)
         return
     rows = [
-        (one.name, str(one.signers), moment(one.held_until), "answers" if one.is_this else "")
+        (
+            one.name + (" (answers)" if one.is_this else ""),
+            "alive" if one.is_live else "gone",
+            one.mode,
+            str(one.signers),
+            moment(one.heartbeat_at),
+            one.url or "",
+        )
         for one in found
     ]
-    console().print(table(("node", "signers", "held until", ""), rows))
+    console().print(table(("node", "state", "mode", "signers", "last heard of", "url"), rows))

@@ -83,8 +83,8 @@ class Lease:
     )
     skew_allowance_s: float = setting(
         Duration(0, 5 * _MINUTE_S),
-        "1s",
-        "The extra time another node waits past expiry before it takes over.",
+        "0s",
+        "The extra time another node waits past expiry before it takes over. All clocks are the database's.",
     )
     idle_release_s: float = setting(
         Duration(0, _DAY_S), "30s", "How long a node keeps the lease of a signer that has nothing to do."

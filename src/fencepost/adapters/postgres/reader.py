@@ -21,7 +21,6 @@ from fencepost.application.read import (
     CommandView,
     Completion,
     LeaseView,
-    OwnerView,
     Part,
     Place,
     Reader,
@@ -150,17 +149,6 @@ class PostgresReader(Reader):
     async def owner_of(self, signer: Signer) -> str | None:
         row = await self._pool.fetchrow(sql("lease_owner"), signer.chain_id, signer.address)
         return str(row["owner_node"]) if row is not None and row["is_held"] else None
-
-    async def owners(self) -> Sequence[OwnerView]:
-        return [
-            OwnerView(
-                name=row["owner_node"],
-                incarnation=row["incarnation"],
-                signers=row["signers"],
-                held_until=row["held_until"],
-            )
-            for row in await self._pool.fetch(sql("read_owners"))
-        ]
 
     async def command(self, command_id: int) -> CommandView | None:
         row = await self._pool.fetchrow(sql("read_command"), command_id)

@@ -123,15 +123,6 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
       AND t.is_live) live
  ORDER BY p.chain_id, p.signer
 
--- name: read_owners
--- The processes that hold leases now.
-SELECT owner_node, incarnation, count(*) AS signers, max(expires_at) AS held_until
-  FROM signer_lease
- WHERE expires_at > clock_timestamp()
- GROUP BY owner_node, incarnation
- ORDER BY owner_node, incarnation
- LIMIT 1000
-
 -- name: read_command
 -- What became of a wish.
 SELECT id, chain_id, signer, tx_id, command, asked_by, reason, asked_at, done_at, outcome
