@@ -1,0 +1,104 @@
+"""The lab's wires fail as they promise: what was asked is done or not, and whoever asked can't know."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.signers.local import LocalKeys
+from fencepost.dev.postgres import EmbeddedPostgres
+from fencepost.domain.transaction import Call, Fees, UnsignedTx
+from fencepost.errors import RpcError
+from fencepost.lab.db_proxy import db_proxy
+from fencepost.lab.rpc_proxy import Record, RpcFaults, rpc_proxy
+from fix_anvil import TestChain
+
+LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError)
+
+
+def through(dsn: str, port: int) -> str:
+    parts = urlsplit(dsn)
+    return urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}"))
+
+
+async def test_a_dropped_answer_is_a_write_that_happened(postgres: EmbeddedPostgres, dsn: str) -> None:
+    name = urlsplit(dsn).path
+    tcp_dsn = urlunsplit(urlsplit(postgres.tcp_dsn)._replace(path=name))
+    direct = await asyncpg.connect(tcp_dsn)
+    await direct.execute("CREATE TABLE told (number int)")
+    async with db_proxy(postgres.port) as wire:
+        connection = await asyncpg.connect(through(tcp_dsn, wire.port))
+        wire.strike("drop_answers")
+        writing = asyncio.create_task(connection.execute("INSERT INTO told VALUES (1)"))
+        for _ in range(500):
+            if await direct.fetchval("SELECT count(*) FROM told"):
+                break
+            await asyncio.sleep(0.01)
+        assert not writing.done()
+        wire.heal()
+        with pytest.raises(LOST):
+            await writing
+        assert await direct.fetchval("SELECT count(*) FROM told") == 1
+
+        again = await asyncpg.connect(through(tcp_dsn, wire.port))
+        wire.strike("black_hole")
+        with pytest.raises(LOST):
+            await again.execute("INSERT INTO told VALUES (2)", timeout=0.2)
+        wire.strike("cut")
+        with pytest.raises(LOST):
+            await asyncpg.connect(through(tcp_dsn, wire.port), timeout=2)
+    assert await direct.fetchval("SELECT count(*) FROM told") == 1
+    await direct.close()
+
+
+async def test_executed_then_error_is_a_send_that_happened_and_is_written_down(anvil: TestChain) -> None:
+    keys = LocalKeys.from_hex(["0x" + anvil.private_keys[-1].hex()])
+    address = keys.addresses()[0]
+    record = Record()
+    direct = JsonRpc(anvil.rpc_url)
+    async with rpc_proxy("one", anvil.rpc_url, record=record, chance=random.Random(1)) as endpoint:
+        rpc = JsonRpc(endpoint.url, timeout_s=5)
+        nonce = int(await rpc.call("eth_getTransactionCount", [address, "pending"]), 16)
+        tx = UnsignedTx(
+            chain_id=anvil.chain_id,
+            nonce=nonce,
+            call=Call(to=address, value_wei=5),
+            gas=21_000,
+            fees=Fees(fee_cap_wei=10**11, tip_wei=10**9),
+        )
+        signed = (await keys.sign(address, [tx]))[0]
+        endpoint.faults = RpcFaults(executed=1.0)
+        with pytest.raises(RpcError):
+            await rpc.call("eth_sendRawTransaction", [f"0x{signed.raw.hex()}"])
+        endpoint.faults = RpcFaults(error=1.0)
+        with pytest.raises(RpcError):
+            await rpc.call("eth_chainId", [])
+        endpoint.faults = RpcFaults(lie=7)
+        lied = int(await rpc.call("eth_getTransactionCount", [address, "pending"]), 16)
+        endpoint.heal()
+        assert lied == int(await rpc.call("eth_getTransactionCount", [address, "pending"]), 16) + 7
+        await rpc.close()
+    assert await direct.call("eth_getTransactionByHash", [signed.hash]) is not None
+    assert [(sent.tx.hash, sent.tx.nonce, sent.via) for sent in record.sent] == [(signed.hash, nonce, "one")]
+    await direct.close()
+
+
+async def test_an_endpoint_that_lags_shows_an_older_chain(anvil: TestChain) -> None:
+    await anvil.mine(6)
+    async with rpc_proxy("one", anvil.rpc_url, record=Record(), chance=random.Random(1)) as endpoint:
+        rpc = JsonRpc(endpoint.url, timeout_s=5)
+        endpoint.faults = RpcFaults(lag_blocks=3)
+        behind = int(await rpc.call("eth_blockNumber", []), 16)
+        latest = await rpc.call("eth_getBlockByNumber", ["latest", False])
+        unseen = await rpc.call("eth_getBlockByNumber", [hex(behind + 3), False])
+        endpoint.heal()
+        head = int(await rpc.call("eth_blockNumber", []), 16)
+        await rpc.close()
+    assert behind <= head - 3
+    assert int(latest["number"], 16) >= behind
+    assert unseen is None
