@@ -21,6 +21,7 @@ _COMMANDS = {
     "migrate": "fencepost.cli.migrate:migrate",
     "doctor": "fencepost.cli.doctor:doctor",
     "config": "fencepost.cli.config:config",
+    "bench": "fencepost.cli.bench:bench",
     "lab": "fencepost.cli.lab:lab",
     "version": "fencepost.cli.version:version",
 }

@@ -35,6 +35,8 @@ QUIET = {
     "gas.refuse_reverting": "false",
     "chains.default.poll_interval": "0.05s",
     "log.level": "error",
+    "intake.max_queued": "1000000",
+    "intake.max_queued_per_signer": "1000000",
 }
 
 

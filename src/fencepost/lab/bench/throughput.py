@@ -60,7 +60,7 @@ async def accept(stage: Stage) -> list[Figure]:
     count = stage.count(20_000, 4_000)
     # One nonce in flight that never gets deep enough: accepting is all that happens.
     waiting = Signers.fresh(1)
-    still = {"nonce.mode": "strict", "confirmations.required": "1000", "intake.max_queued_per_signer": "1000000"}
+    still = {"nonce.mode": "strict", "confirmations.required": "1000"}
     async with (
         stage.stub() as rpc_url,
         stage.database() as dsn,
