@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from fencepost.domain.ids import Signer
@@ -21,10 +21,12 @@ from fencepost.errors import FencepostError, Unready
 from fencepost.lab.scheme_load import HOLD_S, Tally, steady, use_all
 from fencepost.lab.scheme_stage import SCHEMES, Opened, Stage, new_signer, open_scheme
 from fencepost.lab.scheme_worker import VARIABLE
-from fencepost.nonce.port import Hold, NoncePort
+from fencepost.nonce.port import MOST_AT_ONCE, Hold, NoncePort
 from fencepost.nonce.redis_link import RedisLink
 
 LEASE_S = 2.0
+# These let any process serve any signer: after the fault a second one, which knows nothing yet, gets callers too.
+ANY_PROCESS = ("postgres", "redis_issue", "redis_full")
 BLOCK_SIZE = 100
 LOST_BEFORE_FAILOVER_S = 0.25
 REDIS_AWAY_S = 0.4
@@ -58,47 +60,75 @@ class _Run:
     signer: Signer
     tally: Tally
     opened: Opened
+    callers: asyncio.Task[None]
 
 
+Gone = Callable[[], None]
 Fault = Callable[[Stage, Pace], Awaitable[Mapping[str, Outcome]]]
 
 
-# ---- faults of what is around: one process a scheme
+# ---- faults of what is around
 
 
-async def _redis_killed(stage: Stage) -> None:
+async def _redis_killed(stage: Stage, gone: Gone) -> None:
     stage.to_redis.cut()
+    gone()
     await stage.redis.crash()
     await asyncio.sleep(REDIS_AWAY_S)
     stage.to_redis.mend()
 
 
-async def _redis_failed_over(stage: Stage) -> None:
+def _redis_failed_over(stage: Stage, gone: Gone) -> None:
     """To a replica that did not hear of the last writes."""
     stage.to_redis.cut()
+    gone()
     stage.to_redis.server_port = stage.replica.port
     stage.to_redis.mend()
 
 
-async def _database_restarted(stage: Stage) -> None:
+async def _database_restarted(stage: Stage, _gone: Gone) -> None:
     await stage.postgres.restart("immediate")
 
 
-async def _answers_lost(stage: Stage) -> None:
+async def _answers_lost(stage: Stage, _gone: Gone) -> None:
     stage.to_postgres.lose_answers(ANSWERS_LOST)
     stage.to_redis.lose_answers(ANSWERS_LOST)
 
 
-def around(inject: Callable[[Stage], Awaitable[None]]) -> Fault:
+def around(inject: Callable[[Stage, Gone], Awaitable[None]]) -> Fault:
     async def fault(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
-        async with _all_at_work(stage) as (runs, stop):
+        async with _all_at_work(stage) as (runs, stop), AsyncExitStack() as stack:
+
+            def gone() -> None:
+                """Whoever lives beside Redis goes with it: callers move to the second process."""
+                for run in runs:
+                    if run.scheme in ANY_PROCESS:
+                        run.opened.clock.stop()
+                        run.callers.cancel()
+
+            seconds = [
+                (
+                    run,
+                    await stack.enter_async_context(
+                        open_scheme(run.scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
+                    ),
+                )
+                for run in runs
+                if run.scheme in ANY_PROCESS
+            ]
             await asyncio.sleep(pace.before_s)
             for run in runs:
                 run.tally.fault()
-            await inject(stage)
-            await asyncio.sleep(pace.after_s)
-            stop.set()
-            return await _judge_all(runs)
+            await inject(stage, gone)
+            async with asyncio.TaskGroup() as group:
+                for run, second in seconds:
+                    group.create_task(steady(second.port, run.signer, run.tally, stop))
+                await asyncio.sleep(pace.after_s)
+                stop.set()
+            second_of = {run.scheme: second for run, second in seconds}
+            return await _judge_all(
+                [replace(run, opened=second_of.get(run.scheme, run.opened)) for run in runs]
+            )
 
     return fault
 
@@ -112,10 +142,10 @@ async def fail_over(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
         async with asyncio.timeout(START_WITHIN_S):
             await _until_following(replica)
 
-        async def inject(at: Stage) -> None:
+        async def inject(at: Stage, gone: Gone) -> None:
             await replica.command("REPLICAOF", "NO", "ONE")
             await asyncio.sleep(LOST_BEFORE_FAILOVER_S)
-            await _redis_failed_over(at)
+            _redis_failed_over(at, gone)
 
         return await around(inject)(stage, pace)
     finally:
@@ -154,10 +184,9 @@ async def two_owners(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
             stop.set()
         for run in runs:
             await run.opened.port.close()
-        later = [
-            _Run(run.scheme, run.signer, run.tally, second) for run, second in zip(runs, seconds, strict=True)
-        ]
-        return await _judge_all(later)
+        return await _judge_all(
+            [replace(run, opened=second) for run, second in zip(runs, seconds, strict=True)]
+        )
 
 
 async def process_killed(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
@@ -166,25 +195,23 @@ async def process_killed(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
     async with AsyncExitStack() as stack:
         worker = await _start_worker(stage, signers)
         stack.callback(_end, worker)
-        runs = [
-            _Run(
-                scheme,
-                signers[scheme],
-                Tally(),
-                await stack.enter_async_context(
-                    open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
-                ),
+        opened = {
+            scheme: await stack.enter_async_context(
+                open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
             )
             for scheme in SCHEMES
-        ]
+        }
+        tallies = {scheme: Tally() for scheme in SCHEMES}
         for scheme, nonce, token in await _told_until_killed(worker, seconds=pace.before_s):
-            run = runs[SCHEMES.index(scheme)]
-            run.tally.holds.append(Hold(run.signer, nonce, token))
+            tallies[scheme].holds.append(Hold(signers[scheme], nonce, token))
         stop = asyncio.Event()
+        runs: list[_Run] = []
         async with asyncio.TaskGroup() as group:
-            for run in runs:
-                run.tally.fault()
-                group.create_task(steady(run.opened.port, run.signer, run.tally, stop))
+            for scheme in SCHEMES:
+                one, signer, tally = opened[scheme], signers[scheme], tallies[scheme]
+                tally.fault()
+                callers = group.create_task(steady(one.port, signer, tally, stop))
+                runs.append(_Run(scheme, signer, tally, one, callers))
             await asyncio.sleep(max(pace.after_s, 1.5 * LEASE_S))
             stop.set()
         return await _judge_all(runs)
@@ -247,20 +274,18 @@ FAULTS: Mapping[str, Fault] = {
 async def _all_at_work(stage: Stage) -> AsyncIterator[tuple[list[_Run], asyncio.Event]]:
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
-        runs = [
-            _Run(
-                scheme,
-                new_signer(),
-                Tally(),
-                await stack.enter_async_context(
-                    open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
-                ),
+        opened = [
+            await stack.enter_async_context(
+                open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
             )
             for scheme in SCHEMES
         ]
         async with asyncio.TaskGroup() as group:
-            for run in runs:
-                group.create_task(steady(run.opened.port, run.signer, run.tally, stop))
+            runs = []
+            for scheme, one in zip(SCHEMES, opened, strict=True):
+                signer, tally = new_signer(), Tally()
+                callers = group.create_task(steady(one.port, signer, tally, stop))
+                runs.append(_Run(scheme, signer, tally, one, callers))
             try:
                 yield runs, stop
             finally:
@@ -296,9 +321,10 @@ async def _heal(port: NoncePort, signer: Signer, holes: set[int]) -> set[int]:
         try:
             await port.reclaim_expired(signer)
             status = await port.status(signer)
-            if status is not None and status.released:
-                got = await port.allocate(signer, count=min(status.released, 1000), hold_for_s=600)
-                left -= {hold.nonce for hold in got}
+            # What is not released may be the rest of a live block, which its owner gives next.
+            wanted = (status.released if status is not None else 0) or len(left)
+            got = await port.allocate(signer, count=min(wanted, MOST_AT_ONCE), hold_for_s=600)
+            left -= {hold.nonce for hold in got}
         except FencepostError:
             continue  # the lease or Redis is on its way back
     return left

@@ -37,7 +37,8 @@ What to know before you choose:
 
 _MEANING = """\
 A fault's cell: duplicates / holes, and how many were left after reclaiming / longest time without a nonce, in seconds.
-All five schemes were at work when it happened, each for a signer of its own. A duplicate is a nonce that two callers
+All five schemes were at work when it happened, each for a signer of its own; where any process may serve any signer, a
+second one gets callers from the fault on, and when Redis is lost the first one is lost with it. A duplicate is a nonce that two callers
 got; a hole is one below the highest that nobody got. Leases lasted 2 s, holds 0.5 s, blocks 100 nonces.
 
 - *Redis killed*: with -9, nothing kept, back after 0.4 s and more. *Redis failed over*: to a replica that missed the last 0.25 s.

@@ -1,10 +1,10 @@
 """Scheme `redis_full`: Redis issues and occupies in one script; PostgreSQL is written behind, in batches.
 
 The fastest that any process may use for any signer, and the weakest. What Redis acknowledged and PostgreSQL does not
-have yet (at most what `flush_every_s` of the caller's loop leaves) is lost when Redis loses it: killed without a log,
-or failed over to a replica that had not heard of it. Then those nonces are given a second time, and marks of the lost
-holds find nothing, or somebody else. `fencepost lab schemes` shows it. A process that dies loses nothing: what is not
-written yet stands in Redis.
+have yet (what was given since the last `tend_once`) is lost when Redis loses it: killed without a log,
+or failed over to a replica that had not heard of it. Then other processes give those nonces a second time (the one that
+gave them remembers how far it went), and marks of the lost holds find nothing, or somebody else. `fencepost lab schemes`
+shows it. A process that dies loses nothing: what is not written yet stands in Redis.
 
 Without Redis, PostgreSQL gives nonces by row lock, above what it knows and what this process gave. When Redis is back,
 what it still holds is written down first, then its state is made anew from PostgreSQL; nothing is given in between.
@@ -97,7 +97,7 @@ class RedisFullNonces:
             revision = await self._records.pool.fetchval(sql("nonce_last_revision"), *key)
             state: list[Any] = [
                 before or "",
-                await self._records.known_next(signer),
+                max(await self._records.known_next(signer), self._past.get(signer, 0)),
                 max(revision, int(before or 0)) + 1,
                 await self._records.seen_by_chain(signer),
             ]
