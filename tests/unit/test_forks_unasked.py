@@ -1,4 +1,4 @@
-"""A fork that undid what had ended, met while the database does not answer: it is not forgotten."""
+"""A fork that undid what had ended is not forgotten: not while the database is away, not when its holder dies over it."""
 
 from __future__ import annotations
 
@@ -55,4 +55,24 @@ async def test_what_a_fork_undid_is_opened_again_once_the_database_answers() -> 
     ledger.down = False
     assert await node.node.seek_once() == 1
     await step(node.lane)
+    assert bench.state(tx_id) is not State.CONFIRMED
+
+
+async def test_what_a_fork_undid_is_opened_again_though_its_holder_died_over_it() -> None:
+    bench = Bench()
+    holder, other = bench.node(name="holder"), bench.node(name="other")
+    await other.node.heads_once(CHAIN_ID)
+    tx_id = await bench.request()
+    await holder.turn()
+    bench.chain.mine(2)
+    await holder.turn(2)
+    await other.node.heads_once(CHAIN_ID)
+    assert bench.state(tx_id) is State.CONFIRMED
+
+    bench.chain.reorg(2)
+    await other.node.heads_once(CHAIN_ID)
+    assert await other.node.seek_once() == 0  # it is held: its holder will see to it, if it lives
+    bench.clock.advance(60.0)
+    assert await other.node.seek_once() == 1
+    await step(other.lane)
     assert bench.state(tx_id) is not State.CONFIRMED

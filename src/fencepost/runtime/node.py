@@ -79,6 +79,7 @@ class Node:
     letting_go: LettingGo = field(init=False)
     following: Following = field(init=False)
     _wanted: set[Signer] = field(default_factory=set)  # to be acquired soon, besides what the ledger names
+    _undone: set[Signer] = field(default_factory=set)  # a fork undid something: wanted until they were here
     _not_before_s: dict[Signer, float] = field(default_factory=dict)  # given up here for a while
     _held_elsewhere_s: dict[Signer, float] = field(default_factory=dict)  # until when hints are not for us
     _seek: asyncio.Event = field(default_factory=asyncio.Event)
@@ -254,7 +255,9 @@ class Node:
     def _on_undone(self, signer: Signer) -> None:
         """What has ended for it may be undone, and nobody holds it."""
         if signer not in self.lanes and signer.address in self.addresses:
-            self._wanted.add(signer)
+            # Whoever holds it sees the fork, too; but should that node die over it, the ledger won't name the signer:
+            # what has ended is no work.
+            self._undone.add(signer)
             self._seek.set()
 
     def _on_lost(self, signer: Signer) -> None:
@@ -275,14 +278,15 @@ class Node:
 
     async def _sought(self) -> int:
         now_s = self.clock.now_s()
-        wanted, self._wanted = self._wanted, set()
+        undone = {signer for signer in self._undone if self._held_elsewhere_s.get(signer, 0.0) <= now_s}
+        wanted, self._wanted = self._wanted | undone, set()
         try:
             found = await self.ledger.signers_with_work(list(self.watches), limit=MOST_ACQUIRED_AT_ONCE)
             able = self._mine_first(self._able([*found, *wanted], now_s), now_s)
             self._wanted |= {signer for signer in wanted if self._not_before_s.get(signer, 0.0) > now_s}
             taken = await self._acquire(able) if able else 0
         except Exception:
-            self._wanted |= wanted  # the ledger can't name them again: what a fork undid has ended
+            self._wanted |= wanted  # a hint comes once
             raise
         await self._be_there_at_the_next_expiry()
         return taken
@@ -293,6 +297,7 @@ class Node:
         self.observer.note("acquire", taken=len(terms), missed=len(missed))
         for term in terms:
             self._not_before_s.pop(term.signer, None)
+            self._undone.discard(term.signer)
             self.router.taken(term.signer)
             self.observer.note("acquired", signer=term.signer, token=term.token)
             self.lanes.open(term)
