@@ -63,7 +63,7 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
         0.5,
         {world.rpc_error: 4, world.rpc_hang: 3, world.rpc_executed: 5, world.rpc_lag: 3},
     ),
-    "an odd endpoint": (1.5, {world.rpc_lie: 1}),
+    "a lying endpoint": (20.0, {world.rpc_lie: 1}),
     "chain": (
         1.5,
         {

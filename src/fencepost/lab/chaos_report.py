@@ -13,6 +13,7 @@ from typing import Any
 
 from fencepost.lab.chaos import Outcome
 from fencepost.lab.checker import INVARIANTS
+from fencepost.lab.failpoints import POINTS
 
 _WIDTH, _LEFT, _ROW = 1200, 190, 20
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948")
@@ -32,7 +33,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "faults": len(outcome.faults),
         "faultsByKind": dict(outcome.by_kind.most_common()),
         "rpcCallsSpoiled": dict(outcome.injected),
-        "failpointsStruck": {key: count for key, count in sorted(outcome.notes.items()) if ":" in key},
+        "failpointsStruck": {point: outcome.notes[point] for point in POINTS if point in outcome.notes},
         "transactions": len(history.txs),
         "states": dict(Counter(tx.state for tx in history.txs)),
         "acknowledged": len(history.acknowledged),

@@ -132,6 +132,7 @@ class Stage:
     happened: list[Happened] = field(default_factory=list)
     strangers: set[str] = field(default_factory=set)
     victim_is_protected: bool = False
+    lie_is_wanted: bool = False  # one endpoint is about to lie: the others are left well
     notes: Counter[str] = field(default_factory=Counter)
     began_s: float = field(default_factory=time.time)
     is_first_start: bool = True  # before the faults, a node that does not start is a mistake of ours

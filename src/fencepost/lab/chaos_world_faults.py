@@ -15,7 +15,7 @@ from fencepost.domain.transaction import Call, Fees, UnsignedTx
 from fencepost.errors import RpcError
 from fencepost.lab.chaos_stage import Happened, Slot, Stage
 from fencepost.lab.db_proxy import Fault as WireFault
-from fencepost.lab.rpc_proxy import HANG_S, RpcFaults, RpcProxy
+from fencepost.lab.rpc_proxy import HANG_S, RpcFaults
 
 _SHARE = 0.3
 _REST_S = 4.0
@@ -93,14 +93,10 @@ async def db_restart(stage: Stage, _chance: random.Random) -> Happened | None:
 # ---- endpoints
 
 
-def _lies(endpoint: RpcProxy) -> bool:
-    return endpoint.faults.lie != 0
-
-
 async def _rpc_fault(
     stage: Stage, chance: random.Random, kind: str, faults: RpcFaults, *, most_s: float
 ) -> Happened | None:
-    if any(_lies(endpoint) for endpoint in stage.endpoints):
+    if stage.lie_is_wanted:
         return None
     well = [endpoint for endpoint in stage.endpoints if endpoint.faults == RpcFaults()]
     if not well:
@@ -112,7 +108,6 @@ async def _rpc_fault(
     await asyncio.sleep(lasts_s)
     for endpoint in hit:
         endpoint.heal()
-    stage.notes["endpoints failed at"] = int(time.time())
     return Happened(at_s, kind, ", ".join(endpoint.name for endpoint in hit), lasts_s)
 
 
@@ -130,19 +125,21 @@ async def rpc_executed(stage: Stage, chance: random.Random) -> Happened | None:
 
 async def rpc_lag(stage: Stage, chance: random.Random) -> Happened | None:
     faults = RpcFaults(lag_blocks=chance.randint(1, 6))
-    well = [endpoint for endpoint in stage.endpoints if endpoint.faults == RpcFaults()]
-    if len(well) < len(stage.endpoints):
+    if stage.lie_is_wanted or any(endpoint.faults != RpcFaults() for endpoint in stage.endpoints):
         return None
     return await _one_odd(stage, chance, "rpc_lag", faults)
 
 
 async def rpc_lie(stage: Stage, chance: random.Random) -> Happened | None:
     faults = RpcFaults(lie=chance.choice((-3, -1, 1, 2, 7, 100)))
-    failed_s = stage.notes["endpoints failed at"]
-    well = all(endpoint.faults == RpcFaults() for endpoint in stage.endpoints)
-    if not well or time.time() - failed_s < _REST_S + HANG_S:
-        return None
-    return await _one_odd(stage, chance, "rpc_lie", faults)
+    stage.lie_is_wanted = True
+    try:
+        await asyncio.sleep(_REST_S + HANG_S)
+        if any(endpoint.faults != RpcFaults() for endpoint in stage.endpoints):
+            return None  # one of them still lags
+        return await _one_odd(stage, chance, "rpc_lie", faults)
+    finally:
+        stage.lie_is_wanted = False
 
 
 async def _one_odd(stage: Stage, chance: random.Random, kind: str, faults: RpcFaults) -> Happened:
