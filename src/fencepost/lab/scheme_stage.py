@@ -41,6 +41,7 @@ CHAIN_ID = 31_337
 TEND_EVERY_S = 0.2  # as nonce_service.tend_interval
 HEAL_AFTER_S = 0.3
 DEAD_AFTER_S = 0.6
+POOL_LEASE_S = 10.0  # the time-outs of connections come from it: a busy machine must not look like a fault
 EXPECTED = (
     FencepostError,
     asyncpg.PostgresError,
@@ -90,7 +91,11 @@ async def open_scheme(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(
             open_pool(
-                places.dsn, size=8, connect_timeout_s=5, lease_duration_s=lease_s, application="fencepost lab"
+                places.dsn,
+                size=8,
+                connect_timeout_s=5,
+                lease_duration_s=POOL_LEASE_S,
+                application="fencepost lab",
             )
         )
         records = Records(pool, seen_by_chain=_nothing_seen, heal_after_s=HEAL_AFTER_S)

@@ -194,6 +194,7 @@ class RedisFullNonces:
             return 0
 
     async def _flush(self, signers: Sequence[Signer]) -> int:
+        """What is dirty now, in pages."""
         written, left = 0, list(signers)
         for _ in range(_FLUSHES_MAX):
             if not left:
@@ -204,10 +205,9 @@ class RedisFullNonces:
                 break
             await self._write_down(work)
             written += sum(len(got) // 2 for _, got in work)
-            still = await self._link.pipeline(
-                [_command(lua.SETTLE, signer, *got[1:]) for signer, got in work]
-            )
-            left = [signer for (signer, _), dirty in zip(work, still, strict=True) if dirty]
+            await self._link.pipeline([_command(lua.SETTLE, signer, *got[1:]) for signer, got in work])
+            # What came meanwhile waits for the next turn: chasing it would write row by row.
+            left = [signer for signer, got in work if len(got) > 2 * MOST_PICKED]
         return written
 
     async def _write_down(self, work: Sequence[tuple[Signer, list[str]]]) -> None:
