@@ -271,6 +271,22 @@ async def test_adopting_the_chains_nonce_loses_what_a_stranger_replaced(bench: B
     assert bench.tx(later).nonce == 2
 
 
+async def test_adopting_loses_nothing_of_ours_that_was_mined_a_moment_ago(bench: Bench) -> None:
+    node = bench.node()
+    lost, mined = await bench.requests(2)
+    await node.turn()
+    bench.chain.stranger(bench.signer.address, nonce=0)
+    bench.chain.mine(only=bench.chain.pool - {bench.tx(mined).latest.signed.hash})
+    for _ in range(4):
+        bench.clock.advance(61)
+        await node.turn()
+    assert node.lane.is_protected
+    bench.chain.mine(2)
+    await bench.ask("unprotect", decision="adopt")  # before the lane has seen the block
+    await node.turn(2)
+    assert (bench.state(lost), bench.state(mined)) == (State.FAILED, State.CONFIRMED)
+
+
 async def test_adopting_begins_behind_the_stranger(bench: Bench) -> None:
     for _ in range(3):
         bench.chain.stranger(bench.signer.address)

@@ -162,8 +162,7 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str
         error = "its nonce was consumed by a transaction that is not ours"
         changes = [
             lane.change(tx, partial(managed.lost, error=error))
-            for tx in lane.unmined
-            if tx.held_nonce() < latest
+            for tx in await _consumed_by_others(lane, latest)
         ]
     entry = Entry("Unprotect", {**who, "decision": decision, "next": active.next_nonce})
     await lane.commit(
@@ -175,6 +174,15 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str
     )
     lane.suspicions.clear()
     lane.reconciled = False  # what the chain says is read again before anything goes out
+
+
+async def _consumed_by_others(lane: Lane, latest: int) -> list[ManagedTx]:
+    """Below the chain's nonce and in no block: one of ours that was mined a moment ago is not lost."""
+    below = [tx for tx in lane.unmined if tx.held_nonce() < latest]
+    hashes = [attempt.signed.hash for tx in below for attempt in tx.attempts]
+    receipts = await lane.chain.receipts(hashes) if hashes else ()
+    ours = {receipt.tx_hash for receipt in receipts if receipt is not None}
+    return [tx for tx in below if not any(attempt.signed.hash in ours for attempt in tx.attempts)]
 
 
 async def _move_cursor(lane: Lane, command: Command, cursor: Cursor, entry: Entry, outcome: str) -> None:
