@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-from fakes.bench import CHAIN_ID, Bench
+from fakes.bench import CHAIN_ID, QUICK, Bench
 from fencepost.application.step import step
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
@@ -76,3 +77,27 @@ async def test_what_a_fork_undid_is_opened_again_though_its_holder_died_over_it(
     assert await other.node.seek_once() == 1
     await step(other.lane)
     assert bench.state(tx_id) is not State.CONFIRMED
+
+
+@pytest.mark.parametrize("count", [3, 16, 40, 150])
+async def test_a_new_owner_opens_again_all_that_a_fork_undid_while_nobody_told_it(count: int) -> None:
+    """Blocks hold many of one signer's transactions: a glance at the newest few is not enough."""
+    bench = Bench()
+    wide = replace(QUICK, max_in_flight=256)
+    standing = await bench.request()
+    before = bench.node(wide, name="before")
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    tx_ids = await bench.requests(count)
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    assert {bench.state(tx_id) for tx_id in tx_ids} == {State.CONFIRMED}
+    await before.release()
+
+    bench.chain.reorg(2)
+    after = bench.node(wide, name="after")
+    await after.turn()
+    assert State.CONFIRMED not in {bench.state(tx_id) for tx_id in tx_ids}
+    assert bench.state(standing) is State.CONFIRMED

@@ -87,13 +87,13 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
 
 
 async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
-    newest = cursor.next_nonce - (MOST_REOPENED if latest is None else RECENT)
+    reach = MOST_REOPENED if latest is None else RECENT
     if latest is None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
-    ended = await lane.ledger.load_finished(
-        lane.signer, from_nonce=max(0, min(latest, newest)), limit=MOST_REOPENED
-    )
-    undone = [tx for tx in ended if await _is_undone(lane, tx, latest)]
+    undone, is_all = await _undone_within(lane, cursor, latest, reach)
+    while not is_all and reach < MOST_REOPENED:
+        reach = min(MOST_REOPENED, 4 * reach)
+        undone, is_all = await _undone_within(lane, cursor, latest, reach)
     if not undone:
         return 0
     lane.observer.note("reopened", signer=lane.signer, count=len(undone))
@@ -101,6 +101,18 @@ async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
     stored = await lane.commit([lane.change(tx, due) for tx in undone], op="reopen")
     await look_up(lane, stored)
     return len(stored)
+
+
+async def _undone_within(lane: Lane, cursor: Cursor, latest: int, reach: int) -> tuple[list[ManagedTx], bool]:
+    """Those among the newest `reach` nonces, and whether that is all of them.
+
+    Blocks rise with nonces: where one still stands, everything below it does. If even the lowest is undone, more may be.
+    """
+    from_nonce = max(0, min(latest, cursor.next_nonce - reach))
+    ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
+    mined = [tx for tx in ended if tx.mined is not None]
+    undone = [tx for tx in mined if await _is_undone(lane, tx, latest)]
+    return undone, not undone or undone[0] is not mined[0]
 
 
 async def _is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
