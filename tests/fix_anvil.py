@@ -10,9 +10,10 @@ from typing import Any
 
 import aiohttp
 import pytest_asyncio
-from fix_postgres import run_folder
+
 from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
+from fix_postgres import run_folder
 
 
 @dataclass(frozen=True, slots=True)

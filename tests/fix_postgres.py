@@ -31,7 +31,9 @@ def run_folder() -> Path:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):  # the last one out: workers have ended before the controller
+    if not hasattr(
+        session.config, "workerinput"
+    ):  # the last one out: workers have ended before the controller
         shutil.rmtree(run_folder(), ignore_errors=True)
 
 
