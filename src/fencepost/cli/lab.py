@@ -34,7 +34,8 @@ lab.add_command(sim)
 @click.option("--markdown", is_flag=True, help="Print the page docs/nonce-schemes.md.")
 def schemes(*, quick: bool, as_json: bool, markdown: bool) -> None:
     """Compare the schemes of the nonce service under the same load and the same faults."""
-    logging.getLogger("fencepost").setLevel(logging.CRITICAL)  # faults are the point here: they are counted
+    for name in ("fencepost", "asyncpg"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # faults are the point here: they are counted
     progress = Console(stderr=True, highlight=False)
     report = uvloop.run(compare(quick=quick, report=lambda text: progress.print(f"… {text}")))
     if as_json:
