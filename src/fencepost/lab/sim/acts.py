@@ -123,6 +123,14 @@ def _reorg(world: World, fault: Fault) -> bool:
     depth = min(fault.size, world.chain.height)
     if depth == 0:
         return False
+    price_wei, world.chain.base_fee_wei = world.chain.base_fee_wei, BASE_FEE_WEI  # as it was in those blocks
+    _fork(world, fault, depth)
+    world.chain.base_fee_wei = price_wei
+    world.note_depths()
+    return True
+
+
+def _fork(world: World, fault: Fault, depth: int) -> None:
     mined = world.chain.mined_in_newest(depth)  # in order
     ours = [tx_hash for tx_hash, _, _ in mined if tx_hash not in world.records.strangers]
     match fault.flavour:
@@ -140,8 +148,6 @@ def _reorg(world: World, fault: Fault) -> bool:
                 for tx_hash in ours:
                     if tx_hash in world.chain.pool:
                         world.chain.drop(tx_hash)
-    world.note_depths()
-    return True
 
 
 def _stranger(world: World, fault: Fault) -> bool:

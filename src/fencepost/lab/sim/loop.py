@@ -133,12 +133,12 @@ class SimLoop(asyncio.AbstractEventLoop):
     # These three are typed wider than asyncio's: its handles are made for its own loops.
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]  # see above
-        handle = _Callback(self._now_s, callback, args, context or copy_context())
+        handle = _Callback(self._now_s, callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]  # see above
-        handle = _Callback(when, callback, args, context or copy_context())
+        handle = _Callback(when, callback, args, copy_context() if context is None else context)
         self._set += 1
         heapq.heappush(self._timers, (when, self._set, handle))
         return handle

@@ -58,6 +58,10 @@ class Records:
     may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
     _held: dict[Signer, _Held] = field(default_factory=dict)
     _protected_by: dict[Signer, int] = field(default_factory=dict)
+    _over: set[tuple[Signer, int]] = field(default_factory=set)  # terms that were told so
+    _read_again: set[int] = field(default_factory=set)  # terms that have lost count of what they sent
+    _sends: Counter[tuple[int, TxHash]] = field(default_factory=Counter)  # by a term
+    _claims: Counter[tuple[int, UUID]] = field(default_factory=Counter)  # by a term
 
     def say(self, who: str, what: str, *more: object) -> None:
         self.trace.append((self.loop.time(), who, what, *more))
@@ -105,14 +109,20 @@ class Records:
     # ---- writes
 
     def about_to_write(self, write: LaneWrite, *, is_trusted: bool) -> None:
+        if (write.term.signer, write.term.token) in self._over:
+            self.violated(13, f"token {write.term.token} goes on after it was fenced", write.term.signer)
         gives_nonces = any(c.before.nonce is None and c.after.nonce is not None for c in write.changes)
         if gives_nonces and not is_trusted:
             self.violated(LEASE_RULES, "nonces were given under a lease that nobody trusts", write.term)
 
     def wrote(self, incarnation: UUID, write: LaneWrite, written: Written) -> None:
-        if not (written.lease_ok and written.applied):
-            return
         signer, token = write.term.signer, write.term.token
+        if not written.lease_ok:
+            self._over.add((signer, token))
+            return
+        if not written.applied:
+            self._read_again.add(token)
+            return
         self.xid += 1
         self.mark_lines()
         held = self._held[signer]
@@ -120,6 +130,7 @@ class Records:
             self.violated(13, f"token {token} wrote under token {held.token}", signer)
         for change in write.changes:
             self.written_by[change.after.tx_id] = (token, self.xid)
+            self._claims[token, change.after.tx_id] += any(e.event == "Resubmit" for e in change.entries)
             for attempt in change.after.attempts:
                 self.written_by.setdefault(attempt.signed.hash, (token, self.xid))
             if change.after.is_terminal and change.after.mined is not None and not change.before.is_terminal:
@@ -152,10 +163,15 @@ class Records:
             self.sent.append(
                 Sent(self.loop.time(), ChainTx(tx_hash, _name(signer), tx.nonce, effect), via=node)
             )
-            if (tx.chain_id, tx_hash) not in self.database.hashes:
+            owner = self.database.hashes.get((tx.chain_id, tx_hash))
+            if owner is None:
                 self.violated(6, f"nonce {tx.nonce} went out before it was stored", signer)
             if token >= self._protected_by.get(signer, token + 1):
                 self.violated(12, f"nonce {tx.nonce} went out under PROTECT", signer)
+            self._sends[token, tx_hash] += 1
+            claims = 0 if owner is None else self._claims[token, owner]
+            if self._sends[token, tx_hash] > 1 + claims and token not in self._read_again:
+                self.violated(LEASE_RULES, f"nonce {tx.nonce} went out again without a claim", signer)
 
     # ---- callers and notes
 

@@ -1,0 +1,93 @@
+"""`./dev mutants`: plant each flaw, and show what catches it. Ends with 1 when a schedule missed one, or many seeds did."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+import pytest
+from rich.console import Console
+from rich.progress import track
+
+from fencepost.cli.tables import console, table
+from mutants.catalogue import MUTANTS
+from mutants.score import MOST_SEEDS, scores, summary
+
+LEAST_BY_SIMULATOR_PERCENT = 95.0
+SQL_TABLE = "tests/integration/test_unsafe_patterns.py"
+
+
+class _Counted:
+    """The statements that need a real PostgreSQL have a table of their own; its tests are its score."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("::")[2]
+        if report.when == "call" and name.startswith("test_the_mutant_is_caught["):
+            self.rows[name.partition("[")[2].rstrip("]")] = report.passed
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.option("--seeds", type=click.IntRange(1, 100_000), default=MOST_SEEDS, show_default=True)
+@click.option("--without-sql", is_flag=True, help="Leave out the statements that need a PostgreSQL.")
+def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
+    err = Console(stderr=True, highlight=False)
+    found = list(
+        track(
+            scores(most_seeds=seeds),
+            total=len(MUTANTS),
+            console=err,
+            description="mutants",
+            disable=not err.is_terminal,
+        )
+    )
+    sql = {} if without_sql else _sql_rows(as_json=as_json)
+    figures = summary(found) | {"sql": sql, "sqlCaught": sum(sql.values())}
+    if as_json:
+        click.echo(json.dumps(figures, indent=2))
+    else:
+        _tell(figures)
+    good = (
+        figures["killedBySchedules"] == figures["mutants"]
+        and figures["simulatorPercent"] >= LEAST_BY_SIMULATOR_PERCENT
+        and all(sql.values())
+    )
+    sys.exit(0 if good else 1)
+
+
+def _sql_rows(*, as_json: bool) -> dict[str, bool]:
+    counted = _Counted()
+    quiet = ["-q", "-q", "--no-header", "-p", "no:terminal"] if as_json else ["-q", "-q", "--no-header"]
+    pytest.main([*quiet, "-k", "mutant_is_caught", SQL_TABLE], plugins=[counted])
+    return counted.rows
+
+
+def _tell(figures: dict[str, object]) -> None:
+    rows = figures["rows"]
+    sql = figures["sql"]
+    assert isinstance(rows, list)
+    assert isinstance(sql, dict)
+    out = console()
+    shown = [
+        (
+            row["name"],
+            f"{'✓' if row['by_schedule'] else '✗'} {row['schedule']}",
+            "✗" if row["by_seed"] is None else f"✓ seed {row['by_seed']}",
+            (row["noticed"] or row["by_schedule"] or "")[:70],
+        )
+        for row in rows
+    ]
+    shown += [(name, f"{'✓' if caught else '✗'} on PostgreSQL", "", "") for name, caught in sql.items()]
+    out.print(table(("mutant", "schedule", "simulator", "noticed"), shown))
+    out.print(
+        f"{figures['mutants']} mutants: schedules catch {figures['schedulesPercent']} %,"
+        f" the simulator {figures['simulatorPercent']} %; {figures['sqlCaught']} of {len(sql)} statements on PostgreSQL"
+    )
+
+
+if __name__ == "__main__":
+    main()

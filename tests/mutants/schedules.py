@@ -1,0 +1,162 @@
+"""Fixed worlds, each made to go wrong at one place: whoever has the flaw that this place punishes is caught there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fencepost.lab.sim.plan import TTL_S, Asked, Fault, Plan, Setup
+
+_SETUP = Setup(
+    nodes=2,
+    signers=1,
+    strict=False,
+    required=1,
+    block_s=2.0,
+    resubmit_s=4.0,
+    stale_s=6.0,
+    max_in_flight=4,
+    bump=False,
+    idle_release_s=30.0,
+    same_names=False,
+    chain_query_off=False,
+    receipt_upon_entry=False,
+)
+LONG_S = 2.5 * TTL_S
+
+
+def _plan(
+    *faults: Fault, requests: int = 4, length_s: float = 45.0, variants: int = 1, **setup: object
+) -> tuple[Plan, ...]:
+    """Variants differ in how long each call takes, and so in who comes first."""
+    asked = tuple(
+        Asked(number=number, at_s=1.5 * number, signer=0, by_handler=False)
+        for number in range(1, requests + 1)
+    )
+    chosen = replace(_SETUP, **setup)  # type: ignore[arg-type]  # fields by name
+    return tuple(Plan(seed, chosen, asked, faults, length_s) for seed in range(variants))
+
+
+def _both(kind: str, call: str, nth: int, *, length_s: float = 0.0, flavour: str = "") -> tuple[Fault, Fault]:
+    """At whichever node it is that works."""
+    first, second = (
+        Fault(kind, slot=slot, call=call, nth=nth, length_s=length_s, flavour=flavour) for slot in (0, 1)
+    )
+    return first, second
+
+
+def _zombies(*calls: str, how: str = "pause_before", length_s: float = LONG_S) -> tuple[Fault, ...]:
+    """Paused for longer than a lease, at the first few of these calls."""
+    return tuple(
+        Fault(how, slot=slot, call=call, nth=nth, length_s=length_s)
+        for slot in (0, 1)
+        for call in calls
+        for nth in (3, 8, 13)
+    )
+
+
+def _woken_during_the_take_over() -> tuple[Plan, ...]:
+    """The next owner has the lease but is slow to read; then the old one wakes up, with its write in its hands."""
+    return tuple(
+        plan
+        for nth in range(2, 9)
+        for length_s in (13.0, LONG_S)
+        for plan in _plan(
+            *_both("slow_call", "load", 1, length_s=6.0),
+            *_both("pause_before", "commit", nth, length_s=length_s),
+            requests=20,
+            length_s=50.0,
+        )
+    )
+
+
+def _often(kind: str, *, every_s: float, times: int, size: int = 0, flavour: str = "") -> tuple[Fault, ...]:
+    return tuple(
+        Fault(kind, at_s=3.0 + every_s * n, size=size, flavour=flavour, slot=n % 2) for n in range(times)
+    )
+
+
+SCHEDULES: dict[str, tuple[Plan, ...]] = {
+    "nothing goes wrong": _plan(),
+    "nothing goes wrong, strictly": _plan(strict=True, required=2),
+    "owners sleep before a write": _woken_during_the_take_over(),
+    "owners sleep after a write": _plan(*_zombies("commit", how="pause_after"), length_s=70.0),
+    "owners sleep before a renewal": _plan(*_zombies("renew"), requests=8, length_s=70.0),
+    "owners of one name sleep": _plan(*_zombies("commit", "renew"), same_names=True, length_s=70.0),
+    "owners die after a write": _plan(
+        *(f for nth in (2, 4) for f in _both("crash_after", "commit", nth, length_s=3.0)), length_s=70.0
+    ),
+    "owners die before a write": _plan(
+        *(f for nth in (2, 4) for f in _both("crash_before", "commit", nth, length_s=3.0)), length_s=70.0
+    ),
+    "owners die at any call": _plan(
+        *(f for nth in (20, 30, 41, 52, 63) for f in _both("crash_before", "any", nth, length_s=2.0)),
+        requests=10,
+        length_s=70.0,
+    ),
+    "owners die after a send": _plan(
+        *(f for nth in (1, 2) for f in _both("crash_after", "send", nth, length_s=3.0)), length_s=70.0
+    ),
+    "answers of writes get lost": _plan(
+        *(f for nth in range(2, 9) for f in _both("db_answer_lost", "commit", nth)), requests=6
+    ),
+    "answers of sends get lost": _plan(
+        *(f for nth in (1, 2, 3) for f in _both("rpc_answer_lost", "send", nth)), requests=6
+    ),
+    "sends do not arrive": _plan(
+        *(f for nth in (1, 2, 3) for f in _both("rpc_refused", "send", nth)), requests=6
+    ),
+    "callers ask again": _plan(*(Fault("accept_answer_lost", at_s=1.0, size=number) for number in (1, 2, 3))),
+    "pools forget": _plan(*_often("evicted", every_s=0.7, times=40)),
+    "nobody mines for a while": _plan(Fault("fee_spike", at_s=2.0, length_s=25.0), bump=True, length_s=50.0),
+    "no blocks for long": _plan(Fault("no_blocks", at_s=1.0, length_s=20.0), bump=True, length_s=40.0),
+    "bumps do not arrive": _plan(
+        Fault("no_blocks", at_s=1.0, length_s=20.0),
+        *(f for nth in range(3, 60) for f in _both("rpc_refused", "send", nth)),
+        bump=True,
+        requests=2,
+        variants=3,
+    ),
+    "owners are killed often": _plan(
+        *(Fault("killed", at_s=3.3 + 2.9 * n, slot=n % 2, length_s=1.0) for n in range(14)),
+        requests=25,
+        length_s=60.0,
+        variants=6,
+    ),
+    "short forks": _plan(*_often("reorg", every_s=2.1, times=15, size=1, flavour="dropped"), required=3),
+    "deep forks": _plan(
+        *_often("reorg", every_s=3.7, times=8, size=4, flavour="dropped"),
+        requests=20,
+        required=0,
+        block_s=1.0,
+        variants=3,
+    ),
+    "renewals fail": _plan(
+        *(f for nth in range(1, 9) for f in _both("db_refused", "renew", nth)), requests=20
+    ),
+    "forks with other blocks": _plan(
+        *_often("reorg", every_s=2.7, times=12, size=3, flavour="included"), required=3
+    ),
+    "a stranger waits in the pool": _plan(
+        Fault("stranger", at_s=3.2, flavour="instead"), Fault("stranger", at_s=7.1, flavour="instead")
+    ),
+    "a stranger, strictly": _plan(
+        *_often("stranger", every_s=4.1, times=3, flavour="next"), strict=True, required=0
+    ),
+    "nodes refuse for good": _plan(
+        *(f for nth in (1, 2, 3) for f in _both("send_refused", "send", nth, flavour="fatal"))
+    ),
+    "people protect": _plan(
+        Fault("no_blocks", at_s=1.0, length_s=20.0),
+        *(Fault("asked", at_s=at_s, size=1, flavour="protect") for at_s in (4.0, 9.0)),
+    ),
+    "clocks jump": _plan(
+        *(
+            Fault("clock_jump", at_s=5.0 + 3 * n, slot=n % 2, length_s=(60.0 if n % 2 else -40.0))
+            for n in range(8)
+        ),
+        requests=10,
+        variants=6,
+    ),
+    "nonces lag": _plan(Fault("nonce_lags", at_s=1.0, size=9, length_s=30.0), requests=8, variants=3),
+    "leases come and go": _plan(*_often("hand_over", every_s=3.0, times=10), requests=10, idle_release_s=3.0),
+}

@@ -1,0 +1,30 @@
+"""Each planted flaw is caught by its schedule, and the program itself passes every schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.lab.sim.run import run_plan
+from mutants.catalogue import MUTANTS
+from mutants.planting import Mutant
+from mutants.schedules import SCHEDULES
+from mutants.score import caught_by_schedule
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_program_passes(name: str) -> None:
+    broken = [str(violation) for plan in SCHEDULES[name] for violation in run_plan(plan).violations]
+    assert not broken
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_schedule_notices(mutant: Mutant) -> None:
+    assert caught_by_schedule(mutant) is not None
+
+
+def test_nothing_stays_planted() -> None:
+    before = [vars(owner)[name] for mutant in MUTANTS for owner, name, _ in mutant.changes()]
+    for mutant in MUTANTS:
+        with mutant.planted():
+            pass
+    assert before == [vars(owner)[name] for mutant in MUTANTS for owner, name, _ in mutant.changes()]
