@@ -24,7 +24,6 @@ from fencepost.lab.scheme_worker import VARIABLE
 from fencepost.nonce.port import MOST_AT_ONCE, Hold, NoncePort
 from fencepost.nonce.redis_link import RedisLink
 
-LEASE_S = 2.0
 # These let any process serve any signer: after the fault a second one, which knows nothing yet, gets callers too.
 ANY_PROCESS = ("postgres", "redis_issue", "redis_full")
 BLOCK_SIZE = 100
@@ -32,7 +31,7 @@ LOST_BEFORE_FAILOVER_S = 0.25
 REDIS_AWAY_S = 0.4
 ANSWERS_LOST = 4
 HEAL_WITHIN_S = 4.0
-HEAL_EVERY_S = 0.3
+HEAL_EVERY_S = 0.2
 START_WITHIN_S = 30.0
 
 
@@ -52,6 +51,7 @@ class Pace:
 
     before_s: float
     after_s: float
+    lease_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ async def _answers_lost(stage: Stage, _gone: Gone) -> None:
 
 def around(inject: Callable[[Stage, Gone], Awaitable[None]]) -> Fault:
     async def fault(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
-        async with _all_at_work(stage) as (runs, stop), AsyncExitStack() as stack:
+        async with _all_at_work(stage, pace) as (runs, stop), AsyncExitStack() as stack:
 
             def gone() -> None:
                 """Whoever lives beside Redis goes with it: callers move to the second process."""
@@ -110,7 +110,9 @@ def around(inject: Callable[[Stage, Gone], Awaitable[None]]) -> Fault:
                 (
                     run,
                     await stack.enter_async_context(
-                        open_scheme(run.scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
+                        open_scheme(
+                            run.scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE
+                        )
                     ),
                 )
                 for run in runs
@@ -167,10 +169,10 @@ async def _until_following(replica: RedisLink) -> None:
 
 async def two_owners(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
     """A second process for the same signer; the first is paused so long that it has lost what it owned, and goes on."""
-    async with _all_at_work(stage) as (runs, stop), AsyncExitStack() as stack:
+    async with _all_at_work(stage, pace) as (runs, stop), AsyncExitStack() as stack:
         seconds = [
             await stack.enter_async_context(
-                open_scheme(run.scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
+                open_scheme(run.scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
             )
             for run in runs
         ]
@@ -180,7 +182,7 @@ async def two_owners(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
                 run.tally.fault()
                 run.opened.clock.stop()
                 group.create_task(steady(second.port, run.signer, run.tally, stop))
-            await asyncio.sleep(max(pace.after_s, 1.5 * LEASE_S))
+            await asyncio.sleep(max(pace.after_s, 1.5 * pace.lease_s))
             stop.set()
         for run in runs:
             await run.opened.port.close()
@@ -193,11 +195,11 @@ async def process_killed(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
     """With -9, in the middle of its work; another process goes on at once."""
     signers = {scheme: new_signer() for scheme in SCHEMES}
     async with AsyncExitStack() as stack:
-        worker = await _start_worker(stage, signers)
+        worker = await _start_worker(stage, signers, pace)
         stack.callback(_end, worker)
         opened = {
             scheme: await stack.enter_async_context(
-                open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
+                open_scheme(scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
             )
             for scheme in SCHEMES
         }
@@ -212,15 +214,17 @@ async def process_killed(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
                 tally.fault()
                 callers = group.create_task(steady(one.port, signer, tally, stop))
                 runs.append(_Run(scheme, signer, tally, one, callers))
-            await asyncio.sleep(max(pace.after_s, 1.5 * LEASE_S))
+            await asyncio.sleep(max(pace.after_s, 1.5 * pace.lease_s))
             stop.set()
         return await _judge_all(runs)
 
 
-async def _start_worker(stage: Stage, signers: Mapping[str, Signer]) -> asyncio.subprocess.Process:
+async def _start_worker(
+    stage: Stage, signers: Mapping[str, Signer], pace: Pace
+) -> asyncio.subprocess.Process:
     told = {
         "signers": {scheme: signer.address for scheme, signer in signers.items()},
-        "lease_s": LEASE_S,
+        "lease_s": pace.lease_s,
         "block_size": BLOCK_SIZE,
         "dsn": stage.direct.dsn,
         "redis_url": stage.direct.redis_url,
@@ -271,12 +275,12 @@ FAULTS: Mapping[str, Fault] = {
 
 
 @asynccontextmanager
-async def _all_at_work(stage: Stage) -> AsyncIterator[tuple[list[_Run], asyncio.Event]]:
+async def _all_at_work(stage: Stage, pace: Pace) -> AsyncIterator[tuple[list[_Run], asyncio.Event]]:
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(
-                open_scheme(scheme, stage.through_wires, lease_s=LEASE_S, block_size=BLOCK_SIZE)
+                open_scheme(scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
             )
             for scheme in SCHEMES
         ]

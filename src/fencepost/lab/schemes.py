@@ -80,7 +80,7 @@ async def compare(*, quick: bool, report: Callable[[str], None]) -> Report:
 
 async def _compare(stage: Stage, *, quick: bool, report: Callable[[str], None]) -> Report:
     seconds = 0.3 if quick else 3.0
-    pace = Pace(before_s=0.3, after_s=0.5) if quick else Pace(before_s=1.0, after_s=3.0)
+    pace = Pace(before_s=0.3, after_s=0.5, lease_s=1.0) if quick else Pace(before_s=1.0, after_s=3.0)
     report("measuring bare Lua")
     bare = await measure_bare_lua(stage.direct.redis_url, seconds, pipelined=False)
     bare_pipelined = await measure_bare_lua(stage.direct.redis_url, seconds, pipelined=True)
