@@ -30,6 +30,7 @@ Fault = Callable[[Stage, random.Random], Awaitable[Happened | None]]
 
 UP_WITHIN_S = 30.0
 LONGEST_HANG_S = 10.0
+LAST_FAULT_WITHIN_S = NOTICE_WITHIN_S + 1.0  # after the time is over
 _QUIET_LOOKS = 4
 _LOOK_EVERY_S = 0.4
 # What a strand may do, how often one compared with another, and the longest pause between two of them.
@@ -149,7 +150,9 @@ class Run:
             group.create_task(self.load.pour(self._until_s))
             strands = [group.create_task(self._strand(name)) for name in STRANDS]
             strands.append(group.create_task(self._stranger()))
-            await asyncio.wait(strands)
+            await asyncio.wait(strands, timeout=plan.seconds + LAST_FAULT_WITHIN_S)
+            for strand in strands:
+                strand.cancel()
             self.phase = "healing"
             self.stage.heal()
 
@@ -165,7 +168,8 @@ class Run:
                 happened = None
             if happened is not None:
                 self.stage.happened.append(happened)
-            await asyncio.sleep(chance.uniform(0.02, pause_most_s))
+            left_s = max(0.0, self._until_s - time.monotonic())
+            await asyncio.sleep(min(left_s, chance.uniform(0.02, pause_most_s)))
 
     async def _stranger(self) -> None:
         """Bounded by the patience of the load, which goes on for the victim."""

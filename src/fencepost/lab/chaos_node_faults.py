@@ -20,6 +20,7 @@ from fencepost.lab.failpoints import POINTS, Order, give
 
 STRIKE_WITHIN_S = 2.5
 BACK_WITHIN_S = 12.0
+ROLLING_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.02
 # Calls that every node makes all the time; the others are reached in their season only.
 _FREQUENT = tuple(
@@ -142,7 +143,7 @@ async def rolling_restart(stage: Stage, _chance: random.Random) -> Happened | No
     """Every node in turn, each once the one before is back, as a deployment does it."""
     at_s = time.time()
     for slot in stage.slots:
-        if slot.is_taken or slot.node is None:
+        if slot.is_taken or slot.node is None or time.time() - at_s > ROLLING_WITHIN_S:
             continue
         slot.is_taken = True
         try:
@@ -174,8 +175,10 @@ async def duplicate_id(stage: Stage, chance: random.Random) -> Happened | None:
         else:
             outcome = "at work"
             slot.signal(signal.SIGCONT)
-            await asyncio.sleep(chance.uniform(0.5, 1.5))
-            await double.kill()
+            try:
+                await asyncio.sleep(chance.uniform(0.5, 1.5))
+            finally:
+                await double.kill()
         slot.signal(signal.SIGCONT)
         stage.notes[f"double {outcome}"] += 1
         return Happened(at_s, "duplicate_id", slot.name, time.time() - at_s, outcome)
