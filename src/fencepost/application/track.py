@@ -14,7 +14,7 @@ from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import Receipt, TxChange
 from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm, standing
-from fencepost.domain.managed import ManagedTx, Mined
+from fencepost.domain.managed import ManagedTx, Mined, Step
 from fencepost.domain.states import State
 from fencepost.errors import RpcError
 
@@ -71,13 +71,25 @@ async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
             standing(BlockRef(receipt.block_number, receipt.block_hash), lane.watch.view)
             is not Standing.ORPHANED
         ):
-            changes.append(lane.change(tx, partial(managed.mined, receipt=_mined(receipt))))
+            changes.append(lane.change(tx, *_steps_of(lane, tx, _mined(receipt))))
             lane.suspicions.pop(tx.held_nonce(), None)
     if changes:
         lane.seen -= set(found)
         await lane.commit(changes, op="receipt")
     await _judge_missing(lane, missing)
     return len(changes)
+
+
+def _steps_of(lane: Lane, tx: ManagedTx, mined: Mined) -> list[partial[Step]]:
+    """It is mined; and if its block lies deep enough already, it has ended in the same commit.
+
+    A revert waits for its reason, and what a person holds back waits for that person: both end in `_confirm`.
+    """
+    steps = [partial(managed.mined, receipt=mined)]
+    now = confirm(mined.block, lane.watch.view, recorded=(), required=lane.policy.required_blocks)
+    if now.is_final and mined.succeeded and tx.state is not State.SUSPENDED:
+        steps.append(partial(managed.finished, confirmations=now, revert_reason=None))
+    return steps
 
 
 def _mined(receipt: Receipt) -> Mined:

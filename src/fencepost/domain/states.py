@@ -5,6 +5,7 @@ QUEUED → ALLOCATED → SUBMITTED → TRACKING → CONFIRMED
    │         └────────────┴──────────┴─────→ CANCELLED / FAILED   (a filler consumed the nonce, at depth)
    └→ CANCELLED / FAILED   (never had a nonce)
 ALLOCATED / SUBMITTED → FAILED   (a stranger consumed the nonce, and a person decided to go on)
+ALLOCATED / SUBMITTED → CONFIRMED / CANCELLED   (mined and deep enough when it was first seen: both steps in one commit)
 TRACKING → SUBMITTED       (reorged out: the receipt is cleared, the stored bytes go out again)
 any live state ⇄ SUSPENDED (by a person)
 CONFIRMED / FAILED / CANCELLED → TRACKING or SUBMITTED   (a reorg deeper than the required depth took its block away)
@@ -43,8 +44,8 @@ LIVE = frozenset(State) - TERMINAL
 
 _FORWARD: dict[State, set[State]] = {
     State.QUEUED: {State.ALLOCATED, State.CANCELLED, State.FAILED},
-    State.ALLOCATED: {State.SUBMITTED, State.TRACKING, State.FAILED},
-    State.SUBMITTED: {State.TRACKING, State.FAILED},
+    State.ALLOCATED: {State.SUBMITTED, State.TRACKING, State.CONFIRMED, State.FAILED, State.CANCELLED},
+    State.SUBMITTED: {State.TRACKING, State.CONFIRMED, State.FAILED, State.CANCELLED},
     State.TRACKING: {State.SUBMITTED, State.CONFIRMED, State.FAILED, State.CANCELLED},
     State.SUSPENDED: {State.QUEUED, State.ALLOCATED, State.SUBMITTED, State.TRACKING, State.CANCELLED},
     State.CONFIRMED: {State.TRACKING, State.SUBMITTED},

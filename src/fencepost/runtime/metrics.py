@@ -31,6 +31,7 @@ _STAGES: dict[tuple[State, State], str] = {
     (State.QUEUED, State.ALLOCATED): "queued_to_allocated",
     (State.ALLOCATED, State.SUBMITTED): "allocated_to_submitted",
     (State.SUBMITTED, State.TRACKING): "submitted_to_mined",
+    (State.SUBMITTED, State.CONFIRMED): "submitted_to_mined",  # and deep enough at first sight
     **{(State.TRACKING, end): "mined_to_confirmed" for end in TERMINAL},
 }
 
