@@ -156,7 +156,8 @@ def _no_request_key() -> list[Change]:
     honest = FakeLedger._store_new
 
     def store(self: FakeLedger, request: NewRequest) -> None:
-        honest(self, replace(request, request_id=None))
+        honest(self, request)
+        self.database.requests.clear()
 
     return [(FakeLedger, "_store_new", store)]
 
@@ -401,7 +402,7 @@ def _lost_answer_is_no() -> list[Change]:
         except OSError:
             return 0.5
 
-    def stored(self: FakeLedger, change: TxChange) -> ManagedTx:
+    def stored(self: FakeLedger, change: TxChange, *_: object) -> ManagedTx:
         row = self.database.txs[change.before.tx_id]
         return change.after._replace(version=row.version + 1)
 

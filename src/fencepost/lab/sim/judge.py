@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fencepost.domain.managed import Kind, ManagedTx
+from fencepost.domain.managed import Kind, ManagedTx, Purpose
 from fencepost.domain.states import State
 from fencepost.lab.checker import Violation, check
 from fencepost.lab.history import (
@@ -99,8 +99,9 @@ def _effect(raw: bytes) -> str:
 def _tx_row(world: World, tx: ManagedTx) -> TxRow:
     call = tx.intent.call
     effect = effect_of(to=call.to, value_wei=call.value_wei, data="")
-    if tx.kind is Kind.HANDLER and tx.attempts:  # what the function built is known from its bytes alone
-        effect = _effect(tx.attempts[0].signed.raw)
+    if tx.kind is Kind.HANDLER:  # what the function built is known from its bytes alone
+        built = [attempt for attempt in tx.attempts if attempt.purpose is Purpose.INTENT]
+        effect = _effect(built[0].signed.raw) if built else "nothing was built"
     token, xid = _written(world, tx.tx_id)
     return TxRow(
         tx_id=str(tx.tx_id),
