@@ -237,10 +237,14 @@ def _failed_only_when_consumed(index: Index) -> Found:
 
 def _legal_and_rising(index: Index) -> Found:
     for tx in index.history.txs:
-        state = None
+        state, xid = None, -1
         sent_attempt = 0
         for line in index.lines_of_tx[tx.tx_id]:
-            if line.state is not None and state is not None and (state, line.state) not in _LEGAL:
+            is_one_step = (line.xid, line.state) == (xid, state)  # several lines of one write tell one step
+            xid = line.xid
+            if is_one_step:
+                pass
+            elif line.state is not None and state is not None and (state, line.state) not in _LEGAL:
                 yield f"{tx.tx_id} went from {state} to {line.state}", f"journal {line.id}"
             if line.state is not None and state is None and line.state != "QUEUED":
                 yield f"{tx.tx_id} began as {line.state}", f"journal {line.id}"
