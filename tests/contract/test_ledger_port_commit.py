@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from uuid import uuid4
 
 import pytest
 
@@ -14,9 +15,10 @@ from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing
 from fencepost.domain.ids import Address, BlockHash, Signer
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Entry, ManagedTx, Mined, Purpose, Step
+from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx, Mined, Purpose, Step
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import CursorState, State, SubState
+from fencepost.domain.transaction import Call
 
 APPLIED = Written(lease_ok=True, applied=True)
 MOVED = Written(lease_ok=True, applied=False)
@@ -242,6 +244,94 @@ async def test_lanes_that_commit_together_do_not_judge_one_another(lab: LedgerLa
     assert answers[7:] == [APPLIED] * 5
     for answer, (_, (tx,)) in zip(answers, lanes, strict=True):
         assert (await stored(one, tx)).state is (State.ALLOCATED if answer.applied else State.QUEUED)
+
+
+# ---- fillers: rows that begin with a nonce
+
+
+def filler(nonce: int, name: str | None = None, *, signer: Signer = ALICE) -> TxChange:
+    draft = ManagedTx(uuid4(), signer, seq=0, kind=Kind.FILLER, intent=Intent(Call(to=signer.address)))
+    bytes_ = attempt(name or f"{draft.tx_id}", purpose=Purpose.FILLER)
+    return change(draft, partial(managed.allocated, nonce=nonce, attempt=bytes_))
+
+
+async def test_fillers_are_stored_with_nonce_and_bytes(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await held(ledger, "x")
+    await ledger.commit(LaneWrite(term, (take(tx, 2),), cursor_after=Cursor(3, 2)))
+    wish = await ledger.ask(ALICE, "unprotect", tx_id=None, asked_by="eve", reason=None, detail={})
+    made = (filler(0), filler(1))
+    write = LaneWrite(
+        term,
+        cursor_before=Cursor(3, 2),
+        cursor_after=Cursor(3, 0),
+        entries=(Entry("Unprotect"),),
+        done_commands=((wish, "filled"),),
+        fillers=made,
+    )
+    assert await ledger.commit(write) == APPLIED
+    state = await ledger.load(ALICE, queue_limit=10)
+    assert state.cursor == Cursor(3, 0)
+    assert [(row.nonce, row.kind) for row in state.in_flight] == [
+        (0, Kind.FILLER),
+        (1, Kind.FILLER),
+        (2, Kind.INTENT),
+    ]
+    for row, new_one in zip(state.in_flight, made, strict=False):
+        assert row == new_one.after._replace(version=2, seq=row.seq, received_s=row.received_s)
+        assert row.seq > tx.seq
+    assert await lab.events(made[0].after.tx_id) == ["AssignNonce"]
+    assert await lab.outcome(wish) == "filled"
+    sent = await apply(
+        ledger,
+        term,
+        state.in_flight[0],
+        partial(managed.sent, attempt_number=1, result=ACCEPTED, now_s=lab.clock.now_s(), due_s=None),
+    )
+    assert (sent.state, sent.version, sent.latest.sent_count) == (State.SUBMITTED, 3, 1)
+
+
+async def test_an_old_term_stores_no_filler(lab: LedgerLab) -> None:
+    one, two = await lab.node("a"), await lab.node("b")
+    term, _ = await allocated(one, "x")
+    await one.release([term])
+    await two.acquire([ALICE])
+    late = filler(1)
+    assert await one.commit(LaneWrite(term, fillers=(late,))) == FENCED
+    assert await two.get(late.after.tx_id) is None
+    assert await lab.events(late.after.tx_id) == []
+
+
+@pytest.mark.parametrize("nonces", [(5, 0), (5, 5)])
+async def test_a_filler_for_a_nonce_that_is_taken_applies_nothing(
+    lab: LedgerLab, nonces: tuple[int, int]
+) -> None:
+    ledger = await lab.node("a")
+    term, _ = await allocated(ledger, "x")
+    made = tuple(filler(nonce) for nonce in nonces)
+    write = LaneWrite(term, cursor_before=Cursor(1, 0), cursor_after=Cursor(6, 0), fillers=made)
+    assert await ledger.commit(write) == MOVED
+    assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(1, 0)
+    assert [await ledger.get(new_one.after.tx_id) for new_one in made] == [None, None]
+
+
+async def test_a_filler_that_exists_or_whose_bytes_do_is_refused(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "x")
+    again = filler(1)
+    assert await ledger.commit(LaneWrite(term, fillers=(again,))) == APPLIED
+    known = TxChange(again.before, again.after._replace(nonce=2), again.entries)
+    assert await ledger.commit(LaneWrite(term, fillers=(known,))) == MOVED
+    assert await ledger.commit(LaneWrite(term, fillers=(filler(3, f"{tx.tx_id}"),))) == MOVED
+
+
+async def test_a_cursor_that_moved_stops_fillers_too(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, _ = await allocated(ledger, "x")
+    late = filler(1)
+    write = LaneWrite(term, cursor_before=Cursor(7, 0), cursor_after=Cursor(7, 0), fillers=(late,))
+    assert await ledger.commit(write) == MOVED
+    assert await ledger.get(late.after.tx_id) is None
 
 
 # ---- what comes back

@@ -239,6 +239,29 @@ def test_a_bump_and_a_fork_are_no_violations() -> None:
     assert check(replace(history, lines=tuple(forked))) == []
 
 
+def as_filler(history: History) -> History:
+    """The first transaction, made to fill a hole: nobody asked for it, and it began with a nonce."""
+    own = effect_of(to=ALICE, value_wei=0, data="")
+    assigned = replace(history.lines[1], detail={**history.lines[1].detail, "purpose": "filler"})
+    mined = on_chain(0, own)
+    return replace(
+        history,
+        lines=(assigned, *history.lines[2:]),
+        txs=(replace(history.txs[0], request_id=None, effect=own), history.txs[1]),
+        attempts=(replace(history.attempts[0], purpose="filler", effect=own), history.attempts[1]),
+        blocks=(history.blocks[0], replace(history.blocks[1], txs=(mined,)), *history.blocks[2:]),
+        sent=(Sent(1.15, mined), history.sent[1]),
+        acknowledged=history.acknowledged[1:],
+    )
+
+
+def test_a_filler_of_a_hole_begins_with_a_nonce_and_is_mined_once() -> None:
+    history = as_filler(clean())
+    assert check(history) == []
+    unmined = replace(history, blocks=(history.blocks[0], ChainBlock(1, "b1"), *history.blocks[2:]))
+    assert 8 in {violation.invariant for violation in check(unmined)}
+
+
 def test_a_victim_may_wait_for_ever_and_its_stranger_is_known() -> None:
     history = clean()
     stranger = on_chain(0, FIRST, signer=VICTIM, tx_hash="s0")

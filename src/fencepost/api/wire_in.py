@@ -150,9 +150,9 @@ class WishIn(_In):
 
 
 class UnprotectIn(_In):
-    """A person's decision, with why: `adopt` goes on from the chain's nonce, `keep` from ours."""
+    """A person's decision, with why: go on from the chain's nonce, from ours, or from ours with the hole below filled."""
 
-    decision: Literal["adopt", "keep"]
+    decision: Literal["adopt", "keep", "fill"]
     reason: Reason
     by: By | None = None
 

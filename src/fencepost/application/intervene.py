@@ -11,6 +11,7 @@ from functools import partial
 
 from fencepost.application.allocate import begin_sequence
 from fencepost.application.attempts import AtFeeCap, next_attempt
+from fencepost.application.holes import fillers, find_hole
 from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.ports import Command, Cursor, TxChange
 from fencepost.domain import managed
@@ -143,13 +144,20 @@ async def _about_signer(lane: Lane, command: Command) -> None:
 
 
 async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str, str | None]) -> None:
-    """A person decided. `adopt` goes on from the chain's nonce; `keep` goes on from ours.
+    """A person decided. `adopt` goes on from the chain's nonce; `keep` from ours; `fill` too, and leaves no hole below.
 
     With `adopt`, transactions of ours whose nonce a stranger consumed are lost: they fail, and the journal says why.
     """
     decision = command.detail.get("decision")
+    if decision == "fill":
+        await _fill_hole(lane, command, cursor, who)
+        return
     if decision not in ("adopt", "keep"):
-        await _answer(lane, command, 'unprotect needs a decision: "adopt" the chain\'s nonce, or "keep" ours')
+        await _answer(
+            lane,
+            command,
+            'unprotect needs a decision: "adopt" the chain\'s nonce, "keep" ours, or "fill" the hole below it',
+        )
         return
     active = replace(cursor, state=CursorState.ACTIVE, reason=None)
     changes: list[TxChange] = []
@@ -172,6 +180,35 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str
         done_commands=[(command.id, f"active, {decision}")],
         op="unprotect",
     )
+    _begin_anew(lane)
+
+
+async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str, str | None]) -> None:
+    """Fillers for the nonces that nobody has; the cursor stays where it is. Without a hole nothing is decided."""
+    hole = await find_hole(lane, cursor)
+    if not hole.nonces:
+        outcome = f"fill does not apply: the chain's nonce is {hole.on_chain}, ours is {cursor.next_nonce}, no hole between"
+        await _answer(lane, command, outcome)
+        return
+    made = await fillers(lane, hole)
+    outcome = f"active, fill: fillers take {len(made)} nonces, {hole.nonces[0]} to {hole.nonces[-1]}"
+    if hole.left:
+        outcome += f"; {hole.left} more are missing: protect and fill again when these are mined"
+    start_nonce = min(cursor.start_nonce, hole.nonces[0])
+    active = replace(cursor, state=CursorState.ACTIVE, reason=None, start_nonce=start_nonce)
+    detail = {"decision": "fill", "next": active.next_nonce, "filled": len(made), "left": hole.left}
+    lane.require_trust()
+    await lane.commit(
+        cursor=active,
+        entries=[Entry("Unprotect", {**who, **detail})],
+        done_commands=[(command.id, outcome)],
+        fillers=made,
+        op="unprotect",
+    )
+    _begin_anew(lane)
+
+
+def _begin_anew(lane: Lane) -> None:
     lane.suspicions.clear()
     lane.reconciled = False  # what the chain says is read again before anything goes out
 

@@ -180,6 +180,7 @@ class Lane:
         cursor: Cursor | None = None,
         entries: Sequence[Entry] = (),
         done_commands: Sequence[tuple[int, str]] = (),
+        fillers: Sequence[TxChange] = (),
         op: str,
     ) -> list[ManagedTx]:
         """Write, all or nothing; then remember. Gives the transactions as they are now."""
@@ -191,6 +192,7 @@ class Lane:
                 cursor_after=cursor,
                 entries=tuple(entries),
                 done_commands=tuple(done_commands),
+                fillers=tuple(fillers),
             )
         )
         if not written.lease_ok:
@@ -200,13 +202,14 @@ class Lane:
             raise StateMoved(f"{self.signer} is not as remembered ({op})")
         if cursor is not None:
             self.cursor = cursor
-        stored = [change.after for change in changes]
+        made = [*changes, *fillers]
+        stored = [change.after for change in made]
         for tx in stored:
             self._remember(tx)
         self.observer.note(
             "wrote", op=op, signer=self.signer, token=self.term.token, txs=[str(tx.tx_id) for tx in stored]
         )
-        self._note_moves(changes)
+        self._note_moves(made)
         return stored
 
     def _note_moves(self, changes: Sequence[TxChange]) -> None:

@@ -203,6 +203,7 @@ class LaneWrite:
     cursor_after: Cursor | None = None  # None: the cursor stays as it is
     entries: tuple[Entry, ...] = ()  # of the signer itself
     done_commands: tuple[tuple[int, str], ...] = ()  # id and outcome
+    fillers: tuple[TxChange, ...] = ()  # new rows, made and allocated in one: `before` was never stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,8 @@ def protect(
 @signer.command()
 @click.argument("address")
 @click.option("--chain-id", type=int)
-@click.option("--decision", type=click.Choice(["adopt", "keep"]), required=True,
-              help="Go on from the chain's nonce, or from ours.")  # fmt: skip
+@click.option("--decision", type=click.Choice(["adopt", "keep", "fill"]), required=True,
+              help="Go on from the chain's nonce, from ours, or from ours with the hole below it filled.")  # fmt: skip
 @click.option("--reason", required=True, help="Why, for those who read it later.")
 @click.option(
     "--timeout", "timeout_s", type=SECONDS, default="5s", show_default=True, help="Wait so long for it."

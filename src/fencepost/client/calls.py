@@ -36,7 +36,7 @@ WISH_WITHIN_S = 5.0
 _OK = 200
 _BUSY_PAUSE_S = 0.5
 
-Decision = Literal["adopt", "keep"]
+Decision = Literal["adopt", "keep", "fill"]
 
 
 class Why(TypedDict, total=False):
@@ -254,7 +254,10 @@ class Calls:
     def unprotect_signer(
         self, address: str, *, decision: Decision, chain_id: int | None = None, **why: Unpack[Why]
     ) -> Steps[CommandOut]:
-        """Go on after PROTECT: from the chain's nonce (`adopt`) or from ours (`keep`); it needs a `reason`."""
+        """Go on after PROTECT; it needs a `reason`.
+
+        From the chain's nonce (`adopt`), from ours (`keep`), or from ours with fillers in the hole below it (`fill`).
+        """
         return self._wish(f"/signers/{_part(address)}/unprotect", why, decision=decision, chainId=chain_id)
 
     # ---- underneath

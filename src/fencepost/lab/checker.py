@@ -184,9 +184,10 @@ def _mined_once(index: Index) -> Found:
     effects: Counter[tuple[str, str]] = Counter()
     for _, seen in index.mined:
         stored = index.by_hash.get(seen.hash)
-        if stored is not None and stored.purpose == "intent":
+        is_filler = stored is not None and stored.purpose == "filler"
+        if stored is not None and (not is_filler or index.is_born_filler(stored.tx_id)):
             times[stored.tx_id] += 1
-        if seen.hash not in index.history.strangers:
+        if not is_filler and seen.hash not in index.history.strangers:
             effects[seen.signer, seen.effect] += 1
     wished = Counter((tx.signer, tx.effect) for tx in index.history.txs)
     for (signer, effect), count in effects.items():
@@ -246,7 +247,8 @@ def _legal_and_rising(index: Index) -> Found:
                 pass
             elif line.state is not None and state is not None and (state, line.state) not in _LEGAL:
                 yield f"{tx.tx_id} went from {state} to {line.state}", f"journal {line.id}"
-            if line.state is not None and state is None and line.state != "QUEUED":
+            first = "ALLOCATED" if index.is_born_filler(tx.tx_id) else "QUEUED"
+            if line.state is not None and state is None and line.state != first:
                 yield f"{tx.tx_id} began as {line.state}", f"journal {line.id}"
             state = line.state or state
             if line.event == "SendResult":

@@ -46,6 +46,13 @@ class Index:
     def head(self) -> int:
         return self.history.blocks[-1].number if self.history.blocks else -1
 
+    def is_born_filler(self, tx_id: str) -> bool:
+        """Made to fill a hole: it began with a nonce, and nobody asked for it."""
+        return any(
+            line.event == "AssignNonce" and line.detail.get("purpose") == "filler"
+            for line in self.lines_of_tx[tx_id]
+        )
+
     def seen_outside(self) -> Iterator[tuple[ChainTx, str]]:
         """Whatever left us, with where it was seen; the stranger's own left out."""
         for block, tx in self.mined:

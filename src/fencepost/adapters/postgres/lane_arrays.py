@@ -8,17 +8,12 @@ from typing import Any
 import msgspec
 
 from fencepost.adapters.postgres.rows import encode_confirmations
+from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
-_LANE_COLUMNS, _CHANGE_COLUMNS, _ATTEMPT_COLUMNS, _SENT_COLUMNS, _ENTRY_COLUMNS, _COMMAND_COLUMNS = (
-    10,
-    19,
-    11,
-    6,
-    5,
-    3,
-)
+_LANE_COLUMNS, _CHANGE_COLUMNS, _ATTEMPT_COLUMNS = 10, 19, 11
+_SENT_COLUMNS, _ENTRY_COLUMNS, _COMMAND_COLUMNS, _FILLER_COLUMNS = 6, 5, 3, 9
 
 
 def lane_arrays(writes: Sequence[LaneWrite], *, now_s: float) -> list[list[Any]]:
@@ -28,13 +23,15 @@ def lane_arrays(writes: Sequence[LaneWrite], *, now_s: float) -> list[list[Any]]
     sent_attempts: list[tuple[Any, ...]] = []
     entries: list[tuple[Any, ...]] = []
     commands: list[tuple[Any, ...]] = []
+    fillers: list[tuple[Any, ...]] = []
     for lane, write in enumerate(writes, start=1):
         lanes.append(_lane_row(write))
         entries += [(lane, None, e.event, None, _json(e.detail)) for e in write.entries]
         commands += [(lane, command, outcome) for command, outcome in write.done_commands]
-        for change in write.changes:
+        changes += [_change_row(lane, change, now_s) for change in write.changes]
+        fillers += [_filler_row(lane, change) for change in write.fillers]
+        for change in (*write.changes, *write.fillers):
             tx = change.after
-            changes.append(_change_row(lane, change, now_s))
             entries += [(lane, tx.tx_id, e.event, tx.state.value, _json(e.detail)) for e in change.entries]
             stored = {attempt.number: attempt for attempt in change.before.attempts}
             for attempt in tx.attempts:
@@ -50,6 +47,7 @@ def lane_arrays(writes: Sequence[LaneWrite], *, now_s: float) -> list[list[Any]]
         *_columns(sent_attempts, _SENT_COLUMNS),
         *_columns(entries, _ENTRY_COLUMNS),
         *_columns(commands, _COMMAND_COLUMNS),
+        *_columns(fillers, _FILLER_COLUMNS),
     ]
 
 
@@ -98,6 +96,21 @@ def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
         _json(mined.receipt) if mined is not None and mined is not before.mined else None,
         tx.confirmations is not before.confirmations,
         encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
+    )
+
+
+def _filler_row(lane: int, change: TxChange) -> tuple[Any, ...]:
+    tx, payload = change.after, to_payload(change.after.intent)
+    return (
+        lane,
+        tx.tx_id,
+        _json(payload),
+        digest(payload),
+        change.before.version,
+        tx.state.value,
+        tx.nonce,
+        tx.hash,
+        tx.journal_count,
     )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from fencepost.application.intents import from_payload
+from fencepost.application.intents import digest, from_payload, to_payload
 from fencepost.application.ports import (
     Accepted,
     AcceptOutcome,
@@ -27,10 +27,10 @@ from fencepost.application.ports import (
 )
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Attempt, Entry, ManagedTx
+from fencepost.domain.managed import Entry, ManagedTx
 from fencepost.domain.states import LIVE, TERMINAL, CursorState, State, is_legal
+from fencepost.lab.sim.stored import MOST_TEXT, Refused, merged, shifted
 
-MOST_TEXT = 2_000
 MOST_COMMANDS = 100
 _NOBODY = UUID(int=0)
 
@@ -63,10 +63,6 @@ class _Asked:
     signer: Signer
     command: Command
     outcome: str | None = None
-
-
-class _Refused(Exception):
-    """A constraint holds: the write does nothing."""
 
 
 @dataclass(slots=True)
@@ -274,9 +270,9 @@ class FakeLedger:
         if ahead_s == 0.0:
             return tx
         return tx._replace(
-            last_submit_s=_shifted(tx.last_submit_s, ahead_s),
-            resubmit_due_s=_shifted(tx.resubmit_due_s, ahead_s),
-            valid_until_s=_shifted(tx.valid_until_s, ahead_s),
+            last_submit_s=shifted(tx.last_submit_s, ahead_s),
+            resubmit_due_s=shifted(tx.resubmit_due_s, ahead_s),
+            valid_until_s=shifted(tx.valid_until_s, ahead_s),
         )
 
     # ---- the fenced write
@@ -287,9 +283,10 @@ class FakeLedger:
             return Written(lease_ok=False, applied=False)
         try:
             self._check_cursor(write)
-            stored = [self._stored(change) for change in write.changes]
+            stored = [self._stored(change, self._row(change)) for change in write.changes]
+            stored += [self._stored(change, self._new_row(change)) for change in write.fillers]
             nonces, hashes = self._claims(stored)
-        except _Refused:
+        except Refused:
             return Written(lease_ok=True, applied=False)
         self.database.nonces.update(nonces)
         self.database.hashes.update(hashes)
@@ -299,11 +296,12 @@ class FakeLedger:
     def _apply(self, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
         data, signer = self.database, write.term.signer
         data.txs.update({tx.tx_id: tx for tx in stored})
+        data.digests.update({f.after.tx_id: digest(to_payload(f.after.intent)) for f in write.fillers})
         if write.cursor_after is not None:
             data.cursors[signer] = write.cursor_after
         for entry in write.entries:
             self._journal(write, None, entry)
-        for change in write.changes:
+        for change in (*write.changes, *write.fillers):
             for entry in change.entries:
                 self._journal(write, change.after, entry)
         for number, outcome in write.done_commands:
@@ -326,24 +324,34 @@ class FakeLedger:
         stored = self.database.cursors.get(write.term.signer)
         expected = None if before is None else (before.next_nonce, before.state)
         if expected != (None if stored is None else (stored.next_nonce, stored.state)):
-            raise _Refused
+            raise Refused
         if not 0 <= after.start_nonce <= after.next_nonce:
-            raise _Refused
+            raise Refused
         if after.state is CursorState.PROTECT and after.reason is None:
-            raise _Refused
+            raise Refused
 
-    def _stored(self, change: TxChange) -> ManagedTx:
-        """The row after the change: only what the real statement writes is taken over."""
+    def _row(self, change: TxChange) -> ManagedTx:
         row = self.database.txs.get(change.before.tx_id)
+        if row is None or row.version != change.before.version:
+            raise Refused
+        return row
+
+    def _new_row(self, change: TxChange) -> ManagedTx:
+        if change.before.tx_id in self.database.txs:
+            raise Refused
+        return change.before._replace(seq=len(self.database.txs) + 1)
+
+    def _stored(self, change: TxChange, row: ManagedTx) -> ManagedTx:
+        """The row after the change: only what the real statement writes is taken over."""
         after = change.after
-        if row is None or row.version != change.before.version or not is_legal(row.state, after.state):
-            raise _Refused
+        if not is_legal(row.state, after.state):
+            raise Refused
         if after.nonce is None and after.state in (State.ALLOCATED, State.SUBMITTED):
-            raise _Refused
+            raise Refused
         if after.state is State.QUEUED and after.nonce is not None:
-            raise _Refused
+            raise Refused
         if after.state in (State.TRACKING, State.CONFIRMED) and (after.mined is None or after.nonce is None):
-            raise _Refused
+            raise Refused
         behind_s = self.database.clock.now_s() - self._clock.now_s()
         return row._replace(
             version=row.version + 1,
@@ -352,13 +360,13 @@ class FakeLedger:
             nonce=after.nonce,
             ending=after.ending,
             error=after.error[:MOST_TEXT] if after.error else None,
-            attempts=_merged(row, change),
+            attempts=merged(row, change),
             mined=after.mined,
             confirmations=after.confirmations,
             submit_count=after.submit_count,
             journal_count=after.journal_count,
-            last_submit_s=_shifted(after.last_submit_s, behind_s),
-            resubmit_due_s=_shifted(after.resubmit_due_s, behind_s),
+            last_submit_s=shifted(after.last_submit_s, behind_s),
+            resubmit_due_s=shifted(after.resubmit_due_s, behind_s),
         )
 
     def _claims(
@@ -371,38 +379,13 @@ class FakeLedger:
             if tx.nonce is not None:
                 key = (tx.signer, tx.nonce)
                 if self.database.nonces.get(key, nonces.get(key, tx.tx_id)) != tx.tx_id:
-                    raise _Refused
+                    raise Refused
                 nonces[key] = tx.tx_id
-            known = {attempt.number for attempt in self.database.txs[tx.tx_id].attempts}
+            row = self.database.txs.get(tx.tx_id)
+            known = {attempt.number for attempt in row.attempts} if row is not None else set()
             for attempt in tx.attempts:
                 name = (tx.signer.chain_id, attempt.signed.hash)
                 if attempt.number not in known and (name in self.database.hashes or name in hashes):
-                    raise _Refused
+                    raise Refused
                 hashes[name] = tx.tx_id
         return nonces, hashes
-
-
-def _shifted(at_s: float | None, by_s: float) -> float | None:
-    return None if at_s is None else at_s + by_s
-
-
-def _merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
-    """Attempts are added, and their counters move in a later write: bytes are stored before they are sent."""
-    before = {attempt.number: attempt for attempt in change.before.attempts}
-    stored = {attempt.number: attempt for attempt in row.attempts}
-    for attempt in change.after.attempts:
-        known = before.get(attempt.number)
-        if known is None:
-            if attempt.number in stored:
-                raise _Refused
-            if not 0 <= attempt.fees.tip_wei <= attempt.fees.fee_cap_wei or attempt.gas <= 0:
-                raise _Refused
-            stored[attempt.number] = replace(attempt, sent_count=0, last_result=None, last_message="")
-        elif attempt.sent_count != known.sent_count:
-            stored[attempt.number] = replace(
-                stored[attempt.number],
-                sent_count=attempt.sent_count,
-                last_result=attempt.last_result,
-                last_message=attempt.last_message[:MOST_TEXT],
-            )
-    return tuple(stored[number] for number in sorted(stored))

@@ -69,6 +69,19 @@ WITH lane AS MATERIALIZED (
     FROM change c
     JOIN good g ON g.lane = c.lane
    WHERE t.tx_id = c.tx_id AND t.version = c.version
+), fillers AS (
+  -- Rows that nobody asked for: they begin with a nonce. The unique key on it refuses one that exists.
+  INSERT INTO managed_tx
+         (tx_id, chain_id, signer, kind, payload, payload_digest, version, state, nonce, tx_hash, journal_count,
+          fencing_token)
+  SELECT f.tx_id, g.chain_id, g.signer, 'filler', f.payload::jsonb, f.payload_digest, f.version + 1, f.state, f.nonce,
+         f.tx_hash, f.journal_count, g.token
+    FROM unnest($55::bigint[], $56::uuid[], $57::text[], $58::bytea[], $59::bigint[], $60::text[], $61::bigint[],
+                $62::text[], $63::int[])
+         WITH ORDINALITY
+         AS f (lane, tx_id, payload, payload_digest, version, state, nonce, tx_hash, journal_count, position)
+    JOIN good g ON g.lane = f.lane
+   ORDER BY f.position
 ), new_attempts AS (
   INSERT INTO tx_attempt
          (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash,
@@ -89,7 +102,7 @@ WITH lane AS MATERIALIZED (
    WHERE a.tx_id = r.tx_id AND a.attempt = r.attempt
 ), journaled AS (
   INSERT INTO journal (chain_id, signer, tx_id, event, state, detail, node, fencing_token)
-  SELECT g.chain_id, g.signer, e.tx_id, e.event, e.state, e.detail::jsonb, $55, g.token
+  SELECT g.chain_id, g.signer, e.tx_id, e.event, e.state, e.detail::jsonb, $64, g.token
     FROM unnest($47::bigint[], $48::uuid[], $49::text[], $50::text[], $51::text[])
          WITH ORDINALITY AS e (lane, tx_id, event, state, detail, position)
     JOIN good g ON g.lane = e.lane
