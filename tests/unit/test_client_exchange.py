@@ -320,6 +320,7 @@ def test_both_kinds_offer_every_call_and_nothing_else() -> None:
 
 def test_the_client_does_not_load_what_only_a_node_needs() -> None:
     heavy = ["asyncpg", "coincurve", "uvicorn", "eth_abi", "sha3", "aiohttp", "rich", "prometheus_client"]
+    heavy += ["starlette", "fencepost.api.app"]
     code = f"import sys, fencepost.client; print([m for m in {heavy!r} if m in sys.modules])"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
