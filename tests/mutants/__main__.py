@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 
 import click
 import pytest
@@ -45,7 +46,7 @@ def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
             disable=not err.is_terminal,
         )
     )
-    sql = {} if without_sql else _sql_rows(as_json=as_json)
+    sql = {} if without_sql else _sql_rows()
     figures = summary(found) | {"sql": sql, "sqlCaught": sum(sql.values())}
     if as_json:
         click.echo(json.dumps(figures, indent=2))
@@ -59,10 +60,14 @@ def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
     sys.exit(0 if good else 1)
 
 
-def _sql_rows(*, as_json: bool) -> dict[str, bool]:
+def _sql_rows() -> dict[str, bool]:
     counted = _Counted()
-    quiet = ["-q", "-q", "--no-header", "-p", "no:terminal"] if as_json else ["-q", "-q", "--no-header"]
-    pytest.main([*quiet, "-k", "mutant_is_caught", SQL_TABLE], plugins=[counted])
+    with redirect_stdout(sys.stderr):
+        pytest.main(
+            ["-q", "-q", "--no-header", "-n0", "-k", "mutant_is_caught", SQL_TABLE], plugins=[counted]
+        )
+    if not counted.rows:
+        raise click.ClickException(f"nothing of {SQL_TABLE} was run")
     return counted.rows
 
 
