@@ -267,7 +267,7 @@ async def release_the_nonce(scene: Play, lane: Lane) -> None:
     failed, admin = lane.unmined[0], scene.stage.admin
     await admin.execute("DELETE FROM tx_attempt WHERE tx_id = $1", failed.tx_id)
     await admin.execute(
-        "UPDATE managed_tx SET state = 'FAILED', nonce = NULL, finished_at = now() WHERE tx_id = $1",
+        "UPDATE managed_tx SET state = 'FAILED', is_live = false, nonce = NULL, finished_at = now() WHERE tx_id = $1",
         failed.tx_id,
     )
     await admin.execute("UPDATE signer_nonce_cursor SET next_nonce = next_nonce - 1")

@@ -339,3 +339,19 @@ async def test_more_wishes_than_one_answer_holds_are_all_carried_out(bench: Benc
         again_s = await step(node.lane)
     assert all(bench.database.outcome(wish) is not None for wish in wishes)
     assert node.lane.is_idle
+
+
+@pytest.mark.parametrize("wish", ["cancel", "bump", "resubmit"])
+async def test_a_protected_signer_gets_no_new_bytes(bench: Bench, wish: str) -> None:
+    node = bench.node()
+    tx_id = await bench.request()
+    await node.turn()
+    await bench.ask("protect", reason="strange")
+    await node.turn()
+    attempts = len(bench.tx(tx_id).attempts)
+    asked = await bench.ask(wish, tx_id=tx_id)
+    await node.turn()
+    outcome = bench.database.asked[asked].outcome
+    assert outcome is not None
+    assert "protected" in outcome
+    assert len(bench.tx(tx_id).attempts) == attempts

@@ -69,6 +69,8 @@ async def _carry_out(lane: Lane, command: Command, tx: ManagedTx) -> tuple[TxCha
     match command.command:
         case "cancel" if tx.nonce is None:
             return lane.change(tx, partial(managed.dropped, reason=reason)), "dropped before it had a nonce"
+        case "cancel" | "bump" | "resubmit" if lane.is_protected:  # each would make bytes go out
+            return None, f"{command.command} does not apply while the signer is protected: decide that first"
         case "cancel":
             return await _cancel_with_nonce(lane, tx, reason, command.asked_by)
         case "suspend" if tx.state is State.SUSPENDED:
