@@ -18,7 +18,7 @@ from fencepost.api import Services, create_app
 from fencepost.application.api_keys import Scope, mint
 from fencepost.domain.ids import Address
 from fencepost.facade import Fencepost
-from fencepost.serving import bind, serve
+from fencepost.serving import bind, serve, url_of
 from fencepost.wiring import Running
 from fencepost.wiring_api import services_of
 from fix_anvil import TestChain
@@ -117,16 +117,18 @@ async def open_door(
 ) -> AsyncIterator[Door]:
     """Options are settings, with `__` for the dots."""
     private_keys = ["0x" + key.hex() for key in chain.private_keys[first_key : first_key + keys]]
-    chosen = FAST | {name.replace("__", "."): value for name, value in options.items()}
-    async with Fencepost.open(
-        dsn=dsn, rpc_url=chain.rpc_url, private_keys=private_keys, options=chosen
-    ) as node:
-        services = services_of(node.running)
-        async with (
-            serve(create_app(services), bind("127.0.0.1", 0)) as url,
-            aiohttp.ClientSession() as session,
-        ):
-            yield Door(url, session, node.running, services)
+    with bind("127.0.0.1", 0) as listener:
+        chosen = FAST | {"node.url": url_of(listener)}
+        chosen |= {name.replace("__", "."): value for name, value in options.items()}
+        async with Fencepost.open(
+            dsn=dsn, rpc_url=chain.rpc_url, private_keys=private_keys, options=chosen
+        ) as node:
+            services = services_of(node.running)
+            async with (
+                serve(create_app(services), listener) as url,
+                aiohttp.ClientSession() as session,
+            ):
+                yield Door(url, session, node.running, services)
 
 
 @pytest_asyncio.fixture

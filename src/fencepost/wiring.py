@@ -18,6 +18,7 @@ from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import History, Pool, open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
@@ -25,6 +26,7 @@ from fencepost.adapters.postgres.nodes import soonest_expiry_s
 from fencepost.adapters.postgres.wakeups import Wakeups
 from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.application.accept import Accept
+from fencepost.application.forwarding import Passes
 from fencepost.application.heads import ChainWatch
 from fencepost.application.intake import Intake
 from fencepost.application.lane import Handler, Lane, Policy, StuckDecision, StuckHook
@@ -43,7 +45,7 @@ from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
 from fencepost.runtime.routing import Router
 from fencepost.settings import Settings
-from fencepost.wiring_nodes import among_others, leave, member
+from fencepost.wiring_nodes import advertised_url, among_others, leave, member, open_forwarding
 
 RPC_TIMEOUT_S = 10.0
 MOST_RPC_BODY_BYTES = 64 * 1024 * 1024
@@ -65,6 +67,8 @@ class Running:
     observer: NodeObserver
     handlers: dict[UUID, Handler]
     nonces: NonceService | None = None  # if nonce_service.enabled
+    passes: Passes | None = None  # if routing.secret is given
+    forward: HttpForward | None = None  # if routing.forward
 
 
 async def wait_for_a_person(_tx: ManagedTx) -> StuckDecision:
@@ -187,6 +191,9 @@ async def open_node(
             running.nonces = await stack.enter_async_context(
                 open_nonce_service(settings, pool=pool, chains=chains, clock=clock, node=name)
             )
+        running.passes, running.forward = open_forwarding(settings, pool)
+        if running.forward is not None:
+            stack.push_async_callback(running.forward.close)
         await _see_chains(watches.values())
         async with (
             among_others(
@@ -198,7 +205,7 @@ async def open_node(
                 observer=observer,
                 intake=intake,
                 history=history,
-                url=url,
+                url=advertised_url(settings, url=url),
             ) as membership,
             _at_work(node, wakeups),
         ):

@@ -103,4 +103,6 @@ def services_of(running: Running) -> Services:
         required_confirmations=settings.confirmations.required,
         metrics=running.observer.metrics.render,
         nonces=running.nonces,
+        passes=running.passes,
+        forward=running.forward,
     )

@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from urllib.parse import urlsplit
 from uuid import UUID
 
+from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres.database import History, Pool
-from fencepost.adapters.postgres.nodes import PostgresMembers, take_sample
+from fencepost.adapters.postgres.nodes import PostgresMembers, node_place, take_sample
 from fencepost.adapters.postgres.wakeups import Wakeups
+from fencepost.application.forwarding import Passes
 from fencepost.application.intake import Intake
 from fencepost.application.membership import Member
 from fencepost.domain.ids import Address
@@ -47,6 +50,25 @@ def member(
         mode=settings.routing.mode,
         serves=hashlib.sha256(serves.encode()).hexdigest(),
     )
+
+
+def advertised_url(settings: Settings, *, url: str | None) -> str | None:
+    """Where others reach this node: as configured, at the port that it listens on unless another is named."""
+    told = settings.node.url
+    if not told or url is None:
+        return told or url
+    parts = urlsplit(told)
+    if parts.port is not None:
+        return told
+    return parts._replace(netloc=f"{parts.netloc}:{urlsplit(url).port}").geturl()
+
+
+def open_forwarding(settings: Settings, pool: Pool) -> tuple[Passes | None, HttpForward | None]:
+    """What reads the passes of other nodes, and what hands calls on to them. Whoever opens closes the second."""
+    if not settings.routing.secret:
+        return None, None
+    passes = Passes(settings.routing.secret)
+    return passes, HttpForward(passes, partial(node_place, pool)) if settings.routing.forward else None
 
 
 def pool_use(pool: Pool) -> PoolUse:

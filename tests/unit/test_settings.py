@@ -155,7 +155,7 @@ ANOTHER: dict[type, Callable[[Any], tuple[str, object]]] = {
     Gwei: lambda _: ("1.000000001", 1_000_000_001),
     Choice: lambda kind: (kind.choices[-1], kind.choices[-1]),
     Text: lambda _: ("other", "other"),
-    Secret: lambda _: ("other", "other"),
+    Secret: lambda _: ("other" * 8, "other" * 8),
     FilePath: lambda _: ("other", "other"),
     Dsn: lambda _: ("postgresql://u:p@h:5432/d", "postgresql://u:p@h:5432/d"),
     Url: lambda kind: (f"{kind.schemes[-1]}://h/x", f"{kind.schemes[-1]}://h/x"),
@@ -174,6 +174,7 @@ COMPANIONS: dict[str, dict[str, str]] = {
     "lease.duration": {"lease.renew_interval": "100ms"},
     "fees.source": {"fees.fixed_fee_cap": "1"},
     "keys.keystore_dir": {"keys.keystore_password_file": "p"},
+    "routing.forward": {"routing.secret": "s" * 32},
 }
 
 

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from fencepost.api.bodies import decode, decode_query, read_body
 from fencepost.api.calls import Call, ClientGone, Operation
 from fencepost.api.docs_page import render
+from fencepost.api.elsewhere import asked_of
 from fencepost.api.gate import Caller, Gate
 from fencepost.api.jsonrpc import rpc_routes
 from fencepost.api.metrics import metrics_route
@@ -28,6 +29,7 @@ from fencepost.api.operations import operations
 from fencepost.api.problems import RETRY_AFTER_S, ApiError, foreseen, unforeseen
 from fencepost.api.services import Services
 from fencepost.api.wire_in import MOST_WAIT_S
+from fencepost.application.forwarding import PASS_HEADER
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ _encoder = msgspec.json.Encoder()
 
 def create_app(services: Services) -> Starlette:
     table = operations()
-    gate = Gate(services.keys, services.host)
+    gate = Gate(services.keys, services.host, services.node.incarnation, services.passes)
     described = document(table, version=services.node.version)
     described_json, page = _encoder.encode(described), render(described)
 
@@ -87,17 +89,23 @@ async def _answer(operation: Operation, request: Request, services: Services, ga
         async with asyncio.timeout(ANSWER_WITHIN_S + (MOST_WAIT_S if waits else 0)) as bound:
             caller = Caller(None)
             if operation.scopes:
-                caller = await gate.admit(request)
+                handed_on = operation.takes_handed_on and PASS_HEADER in request.headers
+                caller = await (gate.admit_handed_on(request) if handed_on else gate.admit(request))
                 if not operation.charges_itself:
                     gate.charge(caller)
                 caller.require(*operation.scopes)
+            query = decode_query(request.query_params, operation.query)
+            raw = b"" if operation.body is None else await read_body(request, most_bytes=operation.most_bytes)
+            if caller.came_with is not None and caller.came_with.digest != asked_of(request, raw).digest:
+                raise ApiError("pass_refused", "it is for another call")
             call = Call(
                 request=request,
                 services=services,
                 gate=gate,
                 caller=caller,
-                query=decode_query(request.query_params, operation.query),
-                body=await _body(operation, request),
+                query=query,
+                body=_body(operation, raw),
+                raw=raw,
             )
             reply = await operation.handler(call)
     except TimeoutError:
@@ -108,15 +116,12 @@ async def _answer(operation: Operation, request: Request, services: Services, ga
         _encoder.encode(reply.body),
         status_code=reply.status,
         headers=dict(reply.headers),
-        media_type="application/json",
+        media_type=reply.media_type,
     )
 
 
-async def _body(operation: Operation, request: Request) -> object:
-    if operation.body is None:
-        return None
-    body = await read_body(request, most_bytes=operation.most_bytes)
-    if not body and not operation.body_needed:
+def _body(operation: Operation, body: bytes) -> object:
+    if operation.body is None or (not body and not operation.body_needed):
         return None
     return body if operation.decodes_itself else decode(body, operation.body)
 

@@ -28,9 +28,10 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    body: msgspec.Struct
+    body: msgspec.Struct | msgspec.Raw  # raw: JSON already
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Call:
     caller: Caller
     query: Any  # of the operation's query type
     body: Any  # of the operation's body type; bytes where it decodes by itself
+    raw: bytes = b""  # the body as it came, where there is one
 
     @property
     def shows_nonce(self) -> bool:
@@ -138,4 +140,5 @@ class Operation:
     most_bytes: int = MOST_BODY_BYTES
     decodes_itself: bool = False
     charges_itself: bool = False
+    takes_handed_on: bool = False  # from another node, with a pass
     problems: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 Without any key in the database the door is open, and then only on a loopback address: whoever can reach it is on this
 machine already. From the first key on, every call needs one. A key's row is remembered for a moment, so a revocation
-takes effect within `REMEMBER_S`. Rates are token buckets, one a key and node.
+takes effect within `REMEMBER_S`. Rates are token buckets, one a key and node. A call that another node hands on has a
+pass instead of a key, and was counted there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from starlette.requests import Request
 
-from fencepost.api.problems import ApiError
+from fencepost.api.problems import RETRY_AFTER_S, ApiError
 from fencepost.application.api_keys import ApiKey, KeyStore, Scope, is_secret, split_token
+from fencepost.application.forwarding import MOST_HOPS, PASS_HEADER, Pass, Passes, PassRefused
 from fencepost.application.operate import Actor
 from fencepost.domain.ids import Address
 from fencepost.errors import SettingError
@@ -52,6 +55,7 @@ class Caller:
     """None for a key: a caller on this machine while there are no keys. It may do everything."""
 
     key: ApiKey | None
+    came_with: Pass | None = None  # another node let the caller in, counted the call, and handed it on
 
     def allows(self, *scopes: Scope) -> bool:
         return self.key is None or any(self.key.allows(scope) for scope in scopes)
@@ -89,6 +93,8 @@ class _Bucket:
 class Gate:
     keys: KeyStore
     host: str
+    incarnation: UUID
+    passes: Passes | None = None
     _remembered: OrderedDict[str, tuple[float, tuple[ApiKey, bytes] | None]] = field(
         default_factory=OrderedDict
     )
@@ -103,6 +109,29 @@ class Gate:
             _refuse_foreign_pages(request)
             return Caller(None)
         raise ApiError("key_missing", "no API key was sent")
+
+    async def admit_handed_on(self, request: Request) -> Caller:
+        """Who has a pass instead of a key. Whether it is for what is asked is seen once the body is here."""
+        if self.passes is None:
+            raise ApiError("pass_refused", "routing.secret is not given at this node")
+        try:
+            came_with = self.passes.read(request.headers[PASS_HEADER])
+        except PassRefused as error:
+            raise ApiError("pass_refused", str(error)) from None
+        if came_with.hops > MOST_HOPS:
+            raise ApiError(
+                "not_leader", f"handed on more than {MOST_HOPS} times", retry_after_s=RETRY_AFTER_S
+            )
+        if came_with.to != self.incarnation:
+            raise ApiError("not_leader", "meant for another process", retry_after_s=RETRY_AFTER_S)
+        if came_with.caller is None:
+            if not await self._is_open():
+                raise ApiError("key_missing", "the caller had no API key")
+            return Caller(None, came_with)
+        found = await self._find(came_with.caller)
+        if found is None:
+            raise ApiError("key_invalid", "the caller's API key is unknown or revoked")
+        return Caller(found[0], came_with)
 
     async def _is_open(self) -> bool:
         if not is_loopback(self.host):
@@ -135,7 +164,7 @@ class Gate:
 
     def charge(self, caller: Caller, calls: int = 1) -> None:
         """A batch costs as many calls as it has requests; a bucket may go into debt for it once."""
-        if caller.key is None or caller.key.rate_per_s is None:
+        if caller.came_with is not None or caller.key is None or caller.key.rate_per_s is None:
             return
         rate = caller.key.rate_per_s
         most = max(1.0, rate * BURST_S)

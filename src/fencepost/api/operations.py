@@ -88,6 +88,7 @@ def _transactions() -> list[Operation]:
             scopes=_WRITE,
             query=WaitQuery,
             body=TxRequest,
+            takes_handed_on=True,
             problems=_TAKING,
         ),
         Operation(
@@ -103,6 +104,7 @@ def _transactions() -> list[Operation]:
             most_bytes=MOST_BATCH_BYTES,
             decodes_itself=True,
             charges_itself=True,
+            takes_handed_on=True,
         ),
         Operation(
             "GET",

@@ -66,6 +66,9 @@ KINDS: dict[str, Kind] = {
     ),
     "key_missing": Kind(401, "An API key is needed", "Send `Authorization: Bearer fp_…`."),
     "key_invalid": Kind(401, "The API key is not valid", "Check the key; it may have been revoked."),
+    "pass_refused": Kind(
+        401, "The pass of another node is not valid", "For nodes only: callers send an API key."
+    ),
     "scope_missing": Kind(403, "The key may not do this", "Use a key with one of the scopes named."),
     "signer_forbidden": Kind(403, "The key may not use this signer", "Use a key that has this signer."),
     "policy_refused": Kind(

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from fencepost.application.accept import Accept
 from fencepost.application.api_keys import KeyStore
+from fencepost.application.forwarding import Forward, Passes
 from fencepost.application.membership import NodeView
 from fencepost.application.operate import Operate
 from fencepost.application.policy import PolicyGuard
@@ -82,3 +83,5 @@ class Services:
     required_confirmations: int | str
     metrics: Callable[[], bytes] = bytes  # the node's figures, as Prometheus reads them
     nonces: NonceDesk | None = None  # None: the nonce service is off
+    passes: Passes | None = None  # None: no node hands calls on to this one
+    forward: Forward | None = None  # None: callers are told the owner, and go there themselves

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
+import msgspec
+
 from fencepost.api.bodies import decode
 from fencepost.api.calls import Call, Reply
+from fencepost.api.elsewhere import failed, hand_on, hand_on_batch, not_leader, owner_elsewhere
 from fencepost.api.intake import to_request
-from fencepost.api.problems import ApiError, foreseen
+from fencepost.api.problems import ApiError
 from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_for_tx
 from fencepost.api.wire_in import BatchEnvelope, TxRequest, WaitQuery
 from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
 from fencepost.application.accept import Request
 from fencepost.application.policy import Admission
 from fencepost.application.ports import Accepted, AcceptOutcome
-from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
 from fencepost.errors import Overloaded
 
@@ -24,7 +28,10 @@ PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is know
 
 async def one(call: Call) -> Reply:
     request = to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
-    accepted = await take_one(call, request)
+    owner = await owner_elsewhere(call, request.signer)
+    if owner is not None:
+        return await hand_on(call, request.signer, owner)
+    accepted = await _take_here(call, request)
     headers = {"Location": f"/api/v1/tx/{accepted.tx_id}"}
     milestone = _milestone(call)
     if milestone is not None:
@@ -36,7 +43,13 @@ async def one(call: Call) -> Reply:
 
 async def take_one(call: Call, request: Request) -> Accepted:
     """The one way in for a single request, whichever door it came through; what is no success is raised."""
-    await _require_leader(call, request.signer)
+    owner = await owner_elsewhere(call, request.signer)
+    if owner is not None:
+        raise not_leader(call, request.signer, owner)
+    return await _take_here(call, request)
+
+
+async def _take_here(call: Call, request: Request) -> Accepted:
     admission = (await call.services.policy.admit([request]))[0]
     if admission.refused is not None:
         raise _forbidden(request, admission.refused)
@@ -54,12 +67,12 @@ async def batch(call: Call) -> Reply:
         try:
             good.append((index, to_request(call, decode(bytes(raw), TxRequest))))
         except Exception as error:  # noqa: BLE001 - `_failed` raises again what is not the request's own fault
-            results[index] = _failed(error)
-    good = await _admitted(call, good, results)
+            results[index] = failed(error)
+    good = await _for_this_node(call, good, envelope.requests, results)
     admissions = await call.services.policy.admit([request for _, request in good])
     for (index, request), admission in zip(good, admissions, strict=True):
         if admission.refused is not None:
-            results[index] = _failed(_forbidden(request, admission.refused))
+            results[index] = failed(_forbidden(request, admission.refused))
     admissions = [admission for admission in admissions if admission.refused is None]
     good = [(index, request) for index, request in good if results[index] is None]
     if good:
@@ -70,20 +83,30 @@ async def batch(call: Call) -> Reply:
     return Reply(BatchOut(results=[result for result in results if result is not None]))
 
 
-async def _admitted(
-    call: Call, good: Sequence[tuple[int, Request]], results: list[BatchResult | None]
+async def _for_this_node(
+    call: Call,
+    good: Sequence[tuple[int, Request]],
+    raw: Sequence[msgspec.Raw],
+    results: list[BatchResult | None],
 ) -> list[tuple[int, Request]]:
-    """Those whose signers are this node's, if they must be."""
-    refused: dict[Signer, BatchResult] = {}
-    for signer in {request.signer for _, request in good}:
-        try:
-            await _require_leader(call, signer)
-        except ApiError as error:
-            refused[signer] = _failed(error)
+    """Those that are taken here; the others have their results, from their signers' nodes if calls are handed on."""
+    owners = {
+        signer: await owner_elsewhere(call, signer) for signer in {request.signer for _, request in good}
+    }
+    theirs: dict[str, list[tuple[int, Request]]] = defaultdict(list)
     for index, request in good:
-        if request.signer in refused:
-            results[index] = refused[request.signer]
-    return [(index, request) for index, request in good if request.signer not in refused]
+        if (owner := owners[request.signer]) is not None:
+            theirs[owner].append((index, request))
+
+    async def ask(owner: str, asked: Sequence[tuple[int, Request]]) -> None:
+        answers = await hand_on_batch(
+            call, owner, [(request.signer, bytes(raw[index])) for index, request in asked]
+        )
+        for (index, _), answer in zip(asked, answers, strict=True):
+            results[index] = answer
+
+    await asyncio.gather(*(ask(owner, asked) for owner, asked in theirs.items()))
+    return [(index, request) for index, request in good if owners[request.signer] is None]
 
 
 async def _take(
@@ -104,21 +127,6 @@ async def _take(
 
 def _forbidden(request: Request, reason: str) -> ApiError:
     return ApiError("policy_refused", f"{request.signer.address}: {reason}", field="payload")
-
-
-async def _require_leader(call: Call, signer: Signer) -> None:
-    services = call.services
-    if services.intake == "any" or services.holds(signer):
-        return
-    owner = await services.reader.owner_of(signer)
-    if owner is not None and owner != services.node.name:
-        raise ApiError(
-            "not_leader",
-            f"{signer.address} is with node {owner}",
-            field="signer",
-            owner=owner,
-            retry_after_s=services.lease_duration_s,
-        )
 
 
 def _milestone(call: Call) -> str | None:
@@ -169,14 +177,7 @@ def _result(request: Request, accepted: Accepted, known: Mapping[UUID, TxOut]) -
     try:
         _raise_refusal(request, accepted)
     except ApiError as error:
-        return _failed(error)
+        return failed(error)
     if accepted.outcome is AcceptOutcome.CREATED:
         return BatchResult(status=HTTP_ACCEPTED, tx=_fresh(request, accepted))
     return BatchResult(status=HTTP_OK, tx=known[accepted.tx_id])
-
-
-def _failed(error: Exception) -> BatchResult:
-    known = foreseen(error)
-    if known is None:
-        raise error
-    return BatchResult(status=known.problem.status, problem=known.problem)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from urllib.parse import urlsplit
 
 import click
 import uvloop
@@ -22,7 +23,7 @@ from fencepost.cli.options import settings_options
 from fencepost.cli.processes import MOST_PROCESSES, Orders, orders_of, processes, stop_with_parent
 from fencepost.cli.tables import console
 from fencepost.dev.surroundings import Surroundings, surroundings
-from fencepost.errors import FencepostError
+from fencepost.errors import FencepostError, SettingError
 from fencepost.runtime import logs
 from fencepost.serving import bind, serve, url_of
 from fencepost.settings import Loaded, Settings
@@ -90,6 +91,9 @@ async def _several(
     stop: asyncio.Event,
     say_ready: Callable[[str, str], None],
 ) -> None:
+    told = around.settings.node.url
+    if told and urlsplit(told).port is not None:
+        raise SettingError("node.url must name no port: each of several processes has one of its own")
     base = node_name(around.settings, url=url_of(listener))
     orders = [
         orders_of(

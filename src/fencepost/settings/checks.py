@@ -17,6 +17,7 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
         _bumps(settings),
         _keys(settings),
         _nonce_service(settings),
+        _forwarding(settings),
         _chains(settings),
     ):
         if refused is not None:
@@ -25,6 +26,8 @@ def check(settings: Settings, sources: Mapping[str, str]) -> None:
             shown = mask(key, value_at(settings, key)) or '""'
             raise not_allowed(key=key, shown=shown, source=sources[key], allowed=allowed + told)
 
+
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what nobody can be sent to; nothing is bound here
 
 # Key, what it must be, and the key of the other setting that asks for it, if one does.
 Refused = tuple[str, str, str] | None
@@ -76,6 +79,16 @@ def _nonce_service(settings: Settings) -> Refused:
     for address, own in settings.signers.items():
         if own.scheme in ("redis_issue", "redis_full"):
             return "nonce_service.redis_url", "given", f"signers.{address}.scheme"
+    return None
+
+
+def _forwarding(settings: Settings) -> Refused:
+    if not settings.routing.forward:
+        return None
+    if not settings.routing.secret:
+        return "routing.secret", "given", "routing.forward"
+    if settings.api.host in _EVERY_ADDRESS and not settings.node.url:
+        return "node.url", "given, since others can't call every address", "api.host"
     return None
 
 

@@ -40,6 +40,12 @@ class Node:
         "",
         'The name of this node, different on every node; "" takes the host name and the API port.',
     )
+    url: str = setting(
+        Url(("http", "https")),
+        "",
+        "Where other nodes reach this one's API; without a port, at the port it listens on."
+        ' "" is the address it listens on.',
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fencepost.settings.kinds import Choice, Flag
+from fencepost.settings.kinds import Choice, Flag, Secret
 from fencepost.settings.quantities import Duration, Whole
 from fencepost.settings.rules import setting
 
@@ -28,6 +28,16 @@ class RoutingRules:
         Duration(0.01, _MINUTE_S),
         "1s",
         "In worker_queue mode, how long a step may take to end before its signer is let go all the same.",
+    )
+    forward: bool = setting(
+        Flag(),
+        False,
+        "Whether a request that only the signer's node takes is handed on to it; else callers are told its name.",
+    )
+    secret: str = setting(
+        Secret("32 to 256 printable characters without spaces", r"[!-~]{32,256}"),
+        "",
+        "What nodes know each other by when they hand requests on; the same at every node.",
     )
 
 

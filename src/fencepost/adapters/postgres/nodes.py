@@ -78,6 +78,12 @@ async def list_nodes(pool: Pool) -> Sequence[NodeView]:
     ]
 
 
+async def node_place(pool: Pool, name: str) -> tuple[str, UUID] | None:
+    """URL and incarnation of a live node that has an API."""
+    row = await pool.fetchrow(sql("node_place"), name)
+    return None if row is None else (row["url"], row["incarnation"])
+
+
 async def take_sample(pool: Pool) -> Sample:
     counts: dict[Signer, dict[State, int]] = defaultdict(dict)
     for row in await pool.fetch(sql("sample_live")):

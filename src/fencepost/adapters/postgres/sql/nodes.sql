@@ -47,6 +47,12 @@ SELECT n.node_id, n.incarnation, n.url, n.mode, n.serves, n.version, n.started_a
  ORDER BY is_live DESC, n.node_id
  LIMIT 10000
 
+-- name: node_place
+-- Where a live node is reached.
+SELECT n.url, n.incarnation
+  FROM fencepost_node n
+ WHERE n.node_id = $1 AND n.url IS NOT NULL AND n.expires_at > clock_timestamp()
+
 -- name: nodes_live
 -- The nodes that are alive.
 SELECT n.node_id, n.incarnation, n.mode, n.serves
