@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from rich.text import Text
 
+from fencepost.cli.options import settings_options
 from fencepost.cli.remote import SECONDS, node_options, print_json, wish_options
 from fencepost.cli.tables import console, table
 from fencepost.cli.tx import told
 from fencepost.client import Client, SignerOut
 from fencepost.client.amounts import in_ether
 from fencepost.client.calls import Decision
+from fencepost.errors import SettingError
+from fencepost.settings import Loaded
 
 _STYLES = {"ACTIVE": "green", "PAUSED": "yellow", "PROTECT": "red"}
 
@@ -19,9 +24,35 @@ _STYLES = {"ACTIVE": "green", "PAUSED": "yellow", "PROTECT": "red"}
 def signer() -> None:
     """Look at signers, and ask something of one.
 
-    A signer is added with its key, in the settings of the nodes: FENCEPOST_KEY_…, keys.file, keys.keystore_dir or
-    keys.remote_url. Keys never go over the network, so there is no command for it.
+    A node has the signers whose keys it has: FENCEPOST_KEY_…, keys.file, keys.keystore_dir or keys.remote_url. Keys
+    never go over the network: `add` writes into a key file on this machine.
     """
+
+
+@signer.command()
+@click.option("--generate", is_flag=True, help="Make a new key, instead of asking for one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings_options
+def add(*, generate: bool, as_json: bool, loaded: Loaded) -> None:
+    """Add a key to the key file of this machine's nodes (keys.file); they have it after a restart."""
+    from coincurve import PrivateKey
+
+    from fencepost.adapters.signers.keyfile import add_key
+    from fencepost.adapters.signers.local import parse_private_key
+
+    if not loaded.settings.keys.file:
+        raise SettingError("no key file is configured: give --set keys.file=PATH, or set FENCEPOST_KEYS_FILE")
+    path = Path(loaded.settings.keys.file)
+    if generate:
+        key = PrivateKey()
+    else:
+        typed = click.prompt("private key (hex)", hide_input=True, err=True)
+        key = parse_private_key(typed.strip(), where="what was typed")
+    address = add_key(path, key)
+    if as_json:
+        print_json({"address": address, "file": str(path)})
+    else:
+        click.echo(f"{address} is in {path}; nodes have it after a restart")
 
 
 @signer.command("list")

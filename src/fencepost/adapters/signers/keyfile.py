@@ -10,7 +10,11 @@ import os
 import stat
 from pathlib import Path
 
+from coincurve import PrivateKey
+
+from fencepost.adapters.evm.encoding import address_of
 from fencepost.adapters.signers.local import LocalKeys, parse_private_key
+from fencepost.domain.ids import Address
 from fencepost.errors import SettingError
 
 _KEY_FILE_BYTES_MAX = 1024 * 1024
@@ -23,6 +27,27 @@ def load_key_file(path: Path) -> LocalKeys:
     if not keys:
         raise SettingError(f"key file {path} holds no key")
     return LocalKeys(keys)
+
+
+def add_key(path: Path, key: PrivateKey) -> Address:
+    """One more key at the end of the file, which is made if it isn't there. All or nothing; the owner alone may read it."""
+    text = read_secret_file(path, bytes_max=_KEY_FILE_BYTES_MAX) if path.exists() else ""
+    address = address_of(key.public_key)
+    if text and address in load_key_file(path).addresses():
+        raise SettingError(f"{path} holds the key of {address} already")
+    line = f"{key.secret.hex()}  # {address}\n"
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + ("" if not text or text.endswith("\n") else "\n") + line)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise SettingError(f"cannot write {path}: {error.strerror}") from error
+    return address
 
 
 def read_secret_file(path: Path, *, bytes_max: int) -> str:
