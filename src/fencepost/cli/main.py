@@ -16,6 +16,7 @@ _COMMANDS = {
     "call-contract": "fencepost.cli.send:call_contract",
     "tx": "fencepost.cli.tx:tx",
     "signer": "fencepost.cli.signer:signer",
+    "nonce": "fencepost.cli.nonce:nonce",
     "nodes": "fencepost.cli.nodes:nodes",
     "keys": "fencepost.cli.keys:keys",
     "migrate": "fencepost.cli.migrate:migrate",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fencepost.api.wire_in import MOST_WAIT_S, TxRequest
+from fencepost.api.wire_in import MOST_WAIT_S, AllocateIn, RecyclableIn, SubmittedIn, TxRequest, UsedIn
 from fencepost.api.wire_out import (
     BatchOut,
     BatchResult,
@@ -18,6 +18,9 @@ from fencepost.api.wire_out import (
     CompletionsOut,
     NodeOut,
     NodesOut,
+    NonceOut,
+    NoncesOut,
+    NonceStatusOut,
     SignerOut,
     SignersPage,
     TxOut,
@@ -260,7 +263,66 @@ class Calls:
         """
         return self._wish(f"/signers/{_part(address)}/unprotect", why, decision=decision, chainId=chain_id)
 
+    # ---- nonces, for those who send by themselves
+
+    def allocate_nonces(
+        self, address: str, *, count: int = 1, hold_for_s: float | None = None, chain_id: int | None = None
+    ) -> Steps[NoncesOut]:
+        """Hold that many nonces, released ones first; each has the token that its marks need.
+
+        Nothing names an allocation, so it is not repeated once it may have arrived: it ends in `Unreachable` with `sent`
+        true or in `Unavailable`, and what was held then is released when its time is over.
+        """
+        asked = AllocateIn(count=count, hold_for_s=hold_for_s)
+        call = Call(
+            "POST",
+            f"/nonces/{_part(address)}",
+            _pairs({"chainId": chain_id}),
+            msgspec.json.encode(asked),
+            is_repeatable=False,
+        )
+        return decoded((yield from self.exchange.ask(call)), NoncesOut)
+
+    def nonce_status(self, address: str, *, chain_id: int | None = None) -> Steps[NonceStatusOut]:
+        """How many nonces of the signer are held, submitted, consumed and released."""
+        return self._get(f"/nonces/{_part(address)}", NonceStatusOut, chainId=chain_id)
+
+    def mark_submitted(
+        self, address: str, nonce: int, *, token: str, tx_hash: str, chain_id: int | None = None
+    ) -> Steps[NonceOut]:
+        """Tell which transaction has the nonce; it is closed by itself when that is mined to depth."""
+        return self._mark(address, nonce, "submitted", SubmittedIn(token=token, tx_hash=tx_hash), chain_id)
+
+    def mark_used(
+        self,
+        address: str,
+        nonce: int,
+        *,
+        token: str,
+        tx_hash: str | None = None,
+        chain_id: int | None = None,
+    ) -> Steps[NonceOut]:
+        """Close the nonce: it never comes back."""
+        return self._mark(address, nonce, "used", UsedIn(token=token, tx_hash=tx_hash), chain_id)
+
+    def mark_recyclable(
+        self, address: str, nonce: int, *, token: str, chain_id: int | None = None
+    ) -> Steps[NonceOut]:
+        """Give the nonce back: it was not and will not be used.
+
+        When an answer was lost and somebody holds the nonce by the next try, that ends in `hold_lost`: it is not ours.
+        """
+        return self._mark(address, nonce, "recyclable", RecyclableIn(token=token), chain_id)
+
     # ---- underneath
+
+    def _mark(
+        self, address: str, nonce: int, state: str, mark: msgspec.Struct, chain_id: int | None
+    ) -> Steps[NonceOut]:
+        # The token makes it safe to repeat: a mark that was made stays as it is, and no other holder is touched.
+        path = f"/nonces/{_part(address)}/{_part(str(nonce))}/{state}"
+        call = Call("POST", path, _pairs({"chainId": chain_id}), msgspec.json.encode(mark))
+        return decoded((yield from self.exchange.ask(call)), NonceOut)
 
     def _get(self, path: str, wanted: type[A], **query: object) -> Steps[A]:
         return decoded((yield from self.exchange.ask(Call("GET", path, _pairs(query)))), wanted)

@@ -10,7 +10,7 @@ ClientError
 │   ├── NotAuthenticated    … an API key is needed, or this one is not valid
 │   ├── NotPermitted        … the key may not do this
 │   ├── NotFound            … there is no such transaction, signer or command
-│   ├── WrongState          … the transaction has ended, the signer is in another state
+│   ├── WrongState          … the transaction has ended, the signer is in another state, the hold of a nonce is over
 │   ├── RateLimited         … too many calls with this key                     (also fencepost.errors.Overloaded)
 │   ├── Unavailable         … the node, its database or its chain can't serve now
 │   └── ServerFault         … the node made a mistake

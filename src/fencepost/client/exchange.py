@@ -1,9 +1,10 @@
 """One call to any of the nodes, repeated as long as that is safe and the time lasts.
 
-Safe is: a call that reads, a call that carries its request id, a call that never arrived, and a call that was turned
-away at the door (too many calls, another node has the signer). A wish of a person is none of these once it was sent: its
-outcome is then unknown, and the caller is told so. A node that does not serve is left for the next one at once; when all
-were asked there is a pause, as long as the node wanted it or growing from try to try.
+Safe is: a call that reads, a call that carries its request id or the token of a held nonce, a call that never arrived,
+and a call that was turned away at the door (too many calls, another node has the signer). A wish of a person is none of
+these once it was sent, and neither is an allocation of nonces: the outcome is then unknown, and the caller is told so. A
+node that does not serve is left for the next one at once; when all were asked there is a pause, as long as the node
+wanted it or growing from try to try.
 """
 
 from __future__ import annotations
