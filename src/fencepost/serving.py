@@ -46,6 +46,7 @@ async def serve(app: ASGIApp, listener: socket.socket, *more: socket.socket) -> 
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=STOP_WITHIN_S,
         h11_max_incomplete_event_size=64 * 1024,
     )

@@ -57,9 +57,19 @@ def _require_json(request: Request) -> None:
         raise ApiError("media_type", f"{media_type[:100] or 'no type'} was given")
 
 
+# Made once a type: that costs more than a hundred uses of it. There are as many as the door has kinds of bodies.
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(wanted: type[T]) -> msgspec.json.Decoder[T]:
+    if wanted not in _DECODERS:
+        _DECODERS[wanted] = msgspec.json.Decoder(wanted)
+    return _DECODERS[wanted]
+
+
 def decode(body: bytes, wanted: type[T], *, prefix: str = "") -> T:
     try:
-        return bounded_json.decode(body, msgspec.json.Decoder(wanted).decode)
+        return bounded_json.decode(body, _decoder(wanted).decode)
     except msgspec.ValidationError as error:
         raise misfit(error, prefix=prefix) from None
     except UnicodeDecodeError:

@@ -12,6 +12,7 @@ import ipaddress
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -29,6 +30,7 @@ MOST_REMEMBERED = 10_000
 BURST_S = 1.0  # a bucket holds what its rate gives in this time, and at least one
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True

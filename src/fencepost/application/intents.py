@@ -6,9 +6,10 @@ Two payloads that mean the same have the same digest, so a retry with another sp
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from fencepost.domain.ids import Address
 from fencepost.domain.managed import Intent
@@ -56,4 +57,4 @@ def from_payload(payload: Mapping[str, Any]) -> Intent:
 
 
 def digest(payload: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()).digest()
+    return hashlib.sha256(msgspec.json.encode(payload, order="sorted")).digest()
