@@ -16,6 +16,7 @@ FIGURES: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "strict": responsiveness.strict,
     "hot-signer": scale.hot_signer,
     "growth": scale.growth,
+    "nodes": scale.nodes,
     "idle": scale.idle,
     "memory": scale.memory,
 }

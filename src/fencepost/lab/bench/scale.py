@@ -9,8 +9,9 @@ import asyncpg
 
 from fencepost.lab.bench.cpu import cpu_s, family_cpu_s, rss_bytes
 from fencepost.lab.bench.report import Figure
-from fencepost.lab.bench.stage import Signers, Stage, until_ended
+from fencepost.lab.bench.stage import QUIET, Signers, Stage, until_ended
 from fencepost.lab.bench.throughput import batch_requests, pour
+from fencepost.lab.nodes import start_nodes
 
 MIB = 2**20
 
@@ -96,6 +97,49 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
     )
     await connection.execute("VACUUM ANALYZE managed_tx")
     await connection.close()
+
+
+async def nodes(stage: Stage) -> list[Figure]:
+    """Throughput and database work with one, two and three nodes, requests going to all of them in turn.
+
+    On two cores throughput can't be linear; what must hold is that the database's work a transaction does not grow.
+    """
+    runs = [await _with_nodes(stage, count) for count in (1, 2, 3)]
+    figures = [
+        Figure(f"nodes: throughput with {count}", rate, "tx/s", 0.5, True, "one node, tx/s", runs[0][0])
+        for count, (rate, _) in enumerate(runs, start=1)
+    ]
+    for count, (_, cost_us) in enumerate(runs[1:], start=2):
+        name = f"nodes: database work with {count}"
+        figures.append(Figure(name, cost_us, "µs a tx", 1.3, False, "one node, µs", runs[0][1]))
+    return figures
+
+
+async def _with_nodes(stage: Stage, count: int) -> tuple[float, float]:
+    """Transactions a second, and PostgreSQL's CPU a transaction in µs."""
+    transactions = stage.count(10_000, 3_000)
+    signers = Signers.fresh(100)
+    async with stage.stub() as rpc_url, stage.database() as dsn:
+        names = [f"bench-{number}" for number in range(count)]
+        fellows = await start_nodes(
+            names, dsn=dsn, rpc_url=rpc_url, private_keys=signers.keys, settings=QUIET, logs=stage.folder
+        )
+        try:
+            before_s, began_s = family_cpu_s(stage.server.pid), time.perf_counter()
+            share = transactions // count
+            await asyncio.gather(
+                *(
+                    pour(node.url, batch_requests(node.url, signers, share, node.name), 2, 200)
+                    for node in fellows
+                )
+            )
+            await until_ended(dsn, share * count, within_s=180)
+            seconds = time.perf_counter() - began_s
+            cost_us = (family_cpu_s(stage.server.pid) - before_s) / (share * count) * 1e6
+        finally:
+            for node in fellows:
+                await node.stop()
+    return share * count / seconds, cost_us
 
 
 async def idle(stage: Stage) -> list[Figure]:
