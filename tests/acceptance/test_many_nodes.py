@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -219,7 +220,10 @@ async def test_everything_is_mined_once_through_restarts_and_kills(
 
 def slack() -> float:
     """1 on a machine that has a core for everyone who wants one; figures are judged by what it is now."""
-    return max(1.0, 1.5 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    traced = (
+        3.0 if sys.gettrace() is not None else 1.0
+    )  # both nodes run in this process, line by line under coverage
+    return traced * max(1.0, 1.5 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 async def test_after_a_kill_the_next_send_comes_within_the_lease_and_half_a_second(

@@ -34,6 +34,7 @@ CONNECT_ERRORS = (
     OSError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncio.TimeoutError,
     ValueError,
     OverflowError,
