@@ -104,15 +104,24 @@ async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
 
 
 async def _undone_within(lane: Lane, cursor: Cursor, latest: int, reach: int) -> tuple[list[ManagedTx], bool]:
-    """Those among the newest `reach` nonces, and whether that is all of them.
+    """Those among the newest `reach` that have ended, and whether that is all of them.
 
     Blocks rise with nonces: where one still stands, everything below it does. If even the lowest is undone, more may be.
     """
-    from_nonce = max(0, min(latest, cursor.next_nonce - reach))
+    from_nonce = min(latest, _lowest_of_ended(lane, cursor, reach))
     ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
     mined = [tx for tx in ended if tx.mined is not None]
     undone = [tx for tx in mined if await _is_undone(lane, tx, latest)]
     return undone, not undone or undone[0] is not mined[0]
+
+
+def _lowest_of_ended(lane: Lane, cursor: Cursor, reach: int) -> int:
+    """What has ended are our nonces that are not in flight: a full window would hide them from a count by nonces."""
+    nonce, left = cursor.next_nonce, reach
+    while left > 0 and nonce > cursor.start_nonce:
+        nonce -= 1
+        left -= nonce not in lane.in_flight
+    return nonce
 
 
 async def _is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
