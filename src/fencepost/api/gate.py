@@ -22,6 +22,7 @@ from fencepost.api.problems import RETRY_AFTER_S, ApiError
 from fencepost.application.api_keys import ApiKey, KeyStore, Scope, is_secret, split_token
 from fencepost.application.forwarding import MOST_HOPS, PASS_HEADER, Pass, Passes, PassRefused
 from fencepost.application.operate import Actor
+from fencepost.application.remembered import Remembered
 from fencepost.domain.ids import Address
 from fencepost.errors import SettingError
 
@@ -97,11 +98,13 @@ class Gate:
     host: str
     incarnation: UUID
     passes: Passes | None = None
-    _remembered: OrderedDict[str, tuple[float, tuple[ApiKey, bytes] | None]] = field(
-        default_factory=OrderedDict
-    )
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
-    _keys_exist: tuple[float, bool] = (float("-inf"), False)
+    _found: Remembered[str, tuple[ApiKey, bytes] | None] = field(init=False)
+    _keys_exist: Remembered[None, bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._found = Remembered(self.keys.find, believe_s=REMEMBER_S, most=MOST_REMEMBERED)
+        self._keys_exist = Remembered(lambda _: self.keys.exist(), believe_s=REMEMBER_S)
 
     async def admit(self, request: Request) -> Caller:
         token = _bearer(request)
@@ -130,39 +133,20 @@ class Gate:
             if not await self._is_open():
                 raise ApiError("key_missing", "the caller had no API key")
             return Caller(None, came_with)
-        found = await self._find(came_with.caller)
+        found = await self._found.get(came_with.caller)
         if found is None:
             raise ApiError("key_invalid", "the caller's API key is unknown or revoked")
         return Caller(found[0], came_with)
 
     async def _is_open(self) -> bool:
-        if not is_loopback(self.host):
-            return False
-        now_s = time.monotonic()
-        checked_s, exist = self._keys_exist
-        if now_s - checked_s > REMEMBER_S:
-            exist = await self.keys.exist()
-            self._keys_exist = (now_s, exist)
-        return not exist
+        return is_loopback(self.host) and not await self._keys_exist.get(None)
 
     async def _key_of(self, token: str) -> ApiKey:
         parts = split_token(token)
-        found = await self._find(parts[0]) if parts is not None else None
+        found = await self._found.get(parts[0]) if parts is not None else None
         if parts is None or found is None or not is_secret(parts[1], found[1]):
             raise ApiError("key_invalid", "the API key is unknown or revoked")
         return found[0]
-
-    async def _find(self, key_id: str) -> tuple[ApiKey, bytes] | None:
-        now_s = time.monotonic()
-        known = self._remembered.get(key_id)
-        if known is not None and now_s - known[0] <= REMEMBER_S:
-            return known[1]
-        found = await self.keys.find(key_id)
-        self._remembered[key_id] = (now_s, found)
-        self._remembered.move_to_end(key_id)
-        while len(self._remembered) > MOST_REMEMBERED:
-            self._remembered.popitem(last=False)
-        return found
 
     def charge(self, caller: Caller, calls: int = 1) -> None:
         """A batch costs as many calls as it has requests; a bucket may go into debt for it once."""

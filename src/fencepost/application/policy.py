@@ -8,7 +8,6 @@ too much of it spent. Policies are remembered for `REMEMBER_S`: a change takes t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -17,6 +16,7 @@ from typing import Protocol
 from fencepost.application.accept import Request
 from fencepost.application.operate import Actor
 from fencepost.application.ports import Accepted, AcceptOutcome, Ledger
+from fencepost.application.remembered import Remembered
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.transaction import Call
 
@@ -79,17 +79,20 @@ class Admission:
     taken_from: date | None = None
 
 
+ADMITTED = Admission()
+
+
 @dataclass(slots=True)
 class PolicyGuard:
     policies: Policies
     ledger: Ledger
-    _remembered: tuple[float, Mapping[Signer, Limits]] = field(default=(float("-inf"), {}))
+    _all: Remembered[None, Mapping[Signer, Limits]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._all = Remembered(lambda _: self.policies.all(), believe_s=REMEMBER_S)
 
     async def limits_of(self, signer: Signer) -> Limits | None:
-        now_s = time.monotonic()
-        if now_s - self._remembered[0] > REMEMBER_S:
-            self._remembered = (now_s, await self.policies.all())
-        return self._remembered[1].get(signer)
+        return (await self._all.get(None)).get(signer)
 
     async def admit(self, requests: Sequence[Request]) -> list[Admission]:
         """One each. What is admitted has its part of the day's budget."""
@@ -98,17 +101,17 @@ class PolicyGuard:
     async def _judge(self, request: Request) -> Admission:
         limits = await self.limits_of(request.signer)
         if limits is None:
-            return Admission()
+            return ADMITTED
         reason = refusal(limits, request.intent.call)
         wei = request.intent.call.value_wei
         if reason is None:
             if limits.daily_wei_max is None or not wei:
-                return Admission()
+                return ADMITTED
             day = await self.policies.take(request.signer, wei, most_wei=limits.daily_wei_max)
             if day is not None:
                 return Admission(taken_from=day)
             reason = f"{wei} wei are more than is left of the {limits.daily_wei_max} it may send a day"
-        return Admission() if await self._is_known(request) else Admission(reason)
+        return ADMITTED if await self._is_known(request) else Admission(reason)
 
     async def _is_known(self, request: Request) -> bool:
         if request.request_id is None:
