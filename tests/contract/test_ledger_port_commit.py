@@ -93,6 +93,7 @@ async def test_an_allocation_is_written_whole(lab: LedgerLab) -> None:
     assert await ledger.commit(write) == APPLIED
     state = await ledger.load(ALICE, queue_limit=10)
     assert state.cursor == Cursor(9, 7)
+    assert state.cursor_token == term.token
     assert state.queue == ()
     assert [(tx.nonce, tx.state, tx.version) for tx in state.in_flight] == [
         (7, State.ALLOCATED, 2),

@@ -1,4 +1,4 @@
-"""The ledger in memory: one `FakeDatabase`, and a `FakeLedger` a node that talks to it.
+"""The ledger in memory: a `FakeLedger` a node, all talking to one `FakeDatabase`.
 
 It keeps what PostgreSQL keeps: unique request ids, nonces and hashes, the table of transitions, the rows' checks, the
 token in every write, all or nothing. The database has a clock of its own; a node may have another, and what it says
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID, uuid4
 
 from fencepost.application.intents import digest, from_payload, to_payload
@@ -18,7 +17,6 @@ from fencepost.application.ports import (
     Accepted,
     AcceptOutcome,
     Command,
-    Cursor,
     LaneState,
     LaneWrite,
     NewRequest,
@@ -29,63 +27,12 @@ from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx
 from fencepost.domain.states import LIVE, TERMINAL, CursorState, State, is_legal
+from fencepost.lab.sim.database import Asked, FakeDatabase, JournalRow, Lease, Now
 from fencepost.lab.sim.stored import MOST_TEXT, Refused, merged, shifted
 
+__all__ = ["FakeDatabase", "FakeLedger"]
+
 MOST_COMMANDS = 100
-_NOBODY = UUID(int=0)
-
-
-class Now(Protocol):
-    def now_s(self) -> float: ...
-
-
-@dataclass(slots=True)
-class Lease:
-    incarnation: UUID = _NOBODY
-    node: str = ""
-    token: int = 0
-    expires_at_s: float = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRow:
-    signer: Signer
-    tx_id: UUID | None
-    event: str
-    state: State | None
-    detail: Mapping[str, Any]
-    node: str
-    token: int | None
-
-
-@dataclass(slots=True)
-class _Asked:
-    signer: Signer
-    command: Command
-    outcome: str | None = None
-
-
-@dataclass(slots=True)
-class FakeDatabase:
-    clock: Now
-    leases: dict[Signer, Lease] = field(default_factory=dict)
-    cursors: dict[Signer, Cursor] = field(default_factory=dict)
-    txs: dict[UUID, ManagedTx] = field(default_factory=dict)
-    digests: dict[UUID, bytes] = field(default_factory=dict)
-    requests: dict[tuple[Signer, str], UUID] = field(default_factory=dict)
-    nonces: dict[tuple[Signer, int], UUID] = field(default_factory=dict)
-    hashes: dict[tuple[int, TxHash], UUID] = field(default_factory=dict)
-    asked: dict[int, _Asked] = field(default_factory=dict)
-    journal: list[JournalRow] = field(default_factory=list)
-
-    def of_signer(self, signer: Signer) -> list[ManagedTx]:
-        return [tx for tx in self.txs.values() if tx.signer == signer]
-
-    def journal_of(self, tx_id: UUID | None) -> list[JournalRow]:
-        return [row for row in self.journal if row.tx_id == tx_id]
-
-    def outcome(self, command_id: int) -> str | None:
-        return self.asked[command_id].outcome
 
 
 class FakeLedger:
@@ -159,7 +106,7 @@ class FakeLedger:
         await asyncio.sleep(0)
         number = len(self.database.asked) + 1
         asked = Command(number, command, tx_id, dict(detail), asked_by, reason)
-        self.database.asked[number] = _Asked(signer, asked)
+        self.database.asked[number] = Asked(signer, asked)
         return number
 
     # ---- leases
@@ -173,7 +120,7 @@ class FakeLedger:
             lease = self.database.leases.setdefault(signer, Lease())
             if lease.incarnation == self._incarnation or self._is_free(lease):
                 lease.node, lease.incarnation = self._node, self._incarnation
-                lease.token += 1
+                lease.token = self.database.next_token(lease)
                 lease.expires_at_s = now_s + self._lease_duration_s
                 terms.append(Term(signer, lease.token, said_s, self._lease_duration_s))
         return terms
@@ -232,6 +179,7 @@ class FakeLedger:
             cursor=self.database.cursors.get(signer),
             in_flight=tuple(sorted(map(self._told, live), key=ManagedTx.held_nonce)),
             queue=tuple(await self.load_queue(signer, limit=queue_limit)),
+            cursor_token=self.database.cursor_tokens.get(signer),
         )
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
@@ -299,6 +247,7 @@ class FakeLedger:
         data.digests.update({f.after.tx_id: digest(to_payload(f.after.intent)) for f in write.fillers})
         if write.cursor_after is not None:
             data.cursors[signer] = write.cursor_after
+            data.cursor_tokens[signer] = write.term.token
         for entry in write.entries:
             self._journal(write, None, entry)
         for change in (*write.changes, *write.fillers):
