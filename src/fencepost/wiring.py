@@ -20,7 +20,7 @@ from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.database import History, Pool, open_pool
+from fencepost.adapters.postgres.database import History, Pool, open_pools
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.nodes import soonest_expiry_s
 from fencepost.adapters.postgres.wakeups import Wakeups
@@ -105,8 +105,8 @@ async def open_node(
         chains, heads, default_chain_id = await _open_chains(settings, stack, metrics)
         name, incarnation, clock = node_name(settings, url=url), uuid4(), MonotonicClock()
         history = History()
-        pool = await stack.enter_async_context(
-            open_pool(
+        pools = await stack.enter_async_context(
+            open_pools(
                 dsn,
                 size=settings.database.pool_size,
                 connect_timeout_s=settings.database.connect_timeout_s,
@@ -115,6 +115,7 @@ async def open_node(
                 history=history,
             )
         )
+        pool = pools.work
         ledger = PostgresLedger(
             pool,
             clock=clock,
@@ -122,6 +123,8 @@ async def open_node(
             incarnation=incarnation,
             lease_duration_s=settings.lease.duration_s,
             skew_allowance_s=settings.lease.skew_allowance_s,
+            renewing=pools.renewing,
+            moving=pools.moving,
         )
         waiting = Waiting(ledger)
         observer = NodeObserver(name, metrics, on_changed=waiting.changed)
@@ -171,9 +174,9 @@ async def open_node(
             make_lane=make_lane,
             workers=settings.lanes.workers,
             router=router,
-            soonest_expiry=partial(soonest_expiry_s, pool, incarnation),
+            soonest_expiry=partial(soonest_expiry_s, pools.moving, incarnation),
         )
-        wakeups = Wakeups(pool, dsn, on_hint=node.hint, on_freed=node.freed)
+        wakeups = Wakeups(pool, dsn, urgent=pools.moving, on_hint=node.hint, on_freed=node.freed)
         running = Running(
             settings=settings,
             node=node,
@@ -199,7 +202,7 @@ async def open_node(
             among_others(
                 settings,
                 node=node,
-                pool=pool,
+                pools=pools,
                 wakeups=wakeups,
                 router=router,
                 observer=observer,

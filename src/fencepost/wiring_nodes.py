@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from fencepost.adapters.http.forward import HttpForward
-from fencepost.adapters.postgres.database import History, Pool
+from fencepost.adapters.postgres.database import History, Pool, Pools
 from fencepost.adapters.postgres.nodes import PostgresMembers, node_place, take_sample
 from fencepost.adapters.postgres.wakeups import Wakeups
 from fencepost.application.forwarding import Passes
@@ -81,7 +81,7 @@ async def among_others(
     settings: Settings,
     *,
     node: Node,
-    pool: Pool,
+    pools: Pools,
     wakeups: Wakeups,
     router: Router,
     observer: NodeObserver,
@@ -97,7 +97,11 @@ async def among_others(
     membership = Membership(
         me=router.me,
         table=PostgresMembers(
-            pool, me=router.me, url=url, version=version("fencepost"), live_for_s=settings.lease.duration_s
+            pools.renewing,
+            me=router.me,
+            url=url,
+            version=version("fencepost"),
+            live_for_s=settings.lease.duration_s,
         ),
         router=router,
         observer=observer,
@@ -107,7 +111,7 @@ async def among_others(
         on_excluded=node.exclude,
     )
     sampling = Sampling(
-        take=partial(take_sample, pool),
+        take=partial(take_sample, pools.work),
         clock=node.clock,
         intake=intake,
         metrics=observer.metrics,
@@ -116,7 +120,7 @@ async def among_others(
     history.on_change = node.history_changed
     node.letting_go.tell_freed = wakeups.freed
     wakeups.on_members = membership.wake.set
-    _show(observer.metrics, node, pool)
+    _show(observer.metrics, node, pools.work)
     await membership.join()
     loops = [
         asyncio.create_task(keep_turning(membership.turn, name="heartbeat", wake=membership.wake)),

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -22,6 +22,7 @@ from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
 from fencepost.dev.postgres_programs import owner_of, run_as
 from fencepost.facade import Fencepost
 from fix_core import (
+    FAST,
     Account,
     Book,
     Client,
@@ -33,6 +34,7 @@ from fix_core import (
 )
 from fix_postgres import run_folder
 
+LEASE_S = float(FAST["lease.duration"].removesuffix("s"))
 WINDOW = {"nonce.mode": "pipelined", "nonce.max_in_flight": "4", "resubmit.interval": "2s"}
 
 
@@ -124,6 +126,33 @@ async def test_a_request_whose_notification_is_lost_is_found_by_the_node_that_ho
         await book.until_states(account, CONFIRMED=1)
         await client.ask(account, 2)
         await book.until_states(account, within_s=10, CONFIRMED=2)
+
+
+async def test_a_lease_is_renewed_while_slow_statements_take_every_other_connection(
+    dsn: str, ticking: OwnChain, book: Book, client: Client
+) -> None:
+    account = ticking.accounts[0]
+
+    async def expires_at() -> float:
+        query = "SELECT extract(epoch FROM expires_at)::float8 FROM signer_lease WHERE signer = $1"
+        return float(await book.connection.fetchval(query, account.address))
+
+    async with (
+        open_fencepost(dsn, ticking, account, options={**WINDOW, "lease.idle_release": "1h"}) as fencepost,
+        AsyncExitStack() as taken,
+    ):
+        await client.ask(account, 1)
+        await book.until_states(account, CONFIRMED=1)
+        pool = fencepost.running.pool
+        connections = [await taken.enter_async_context(pool.acquire()) for _ in range(pool.get_max_size())]
+        full_since = await expires_at()
+
+        async def is_renewed_for_long() -> bool:
+            await asyncio.gather(*(connection.execute("SELECT pg_sleep(0.1)") for connection in connections))
+            return await expires_at() > full_since + 2 * LEASE_S
+
+        await eventually(is_renewed_for_long)
+        assert len(await book.terms(account)) == 1
 
 
 # ---- fail-over

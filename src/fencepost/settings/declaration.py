@@ -51,7 +51,9 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Database:
     dsn: str = setting(Dsn(), "", 'The PostgreSQL to use; "" starts an embedded one.')
-    pool_size: int = setting(Whole(2, 100), 10, "How many connections a node opens at most.")
+    pool_size: int = setting(
+        Whole(4, 100), 10, "How many connections a node opens at most; two of them serve its leases alone."
+    )
     connect_timeout_s: float = setting(
         Duration(0.1, 5 * _MINUTE_S), "5s", "How long a new connection may take before it counts as failed."
     )

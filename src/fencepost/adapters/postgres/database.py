@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -27,6 +28,9 @@ else:
 
 OLDEST_SERVER = 15
 TRANSACTION_TIMEOUT_SINCE = 17
+
+LEASE_CONNECTIONS = 2
+LEASE_ANSWER_SHARE = 0.5  # of the lease's duration
 
 # What a connection attempt can end in, apart from success: each is told to a person in one line.
 # (A port above 65535 is an OverflowError.)
@@ -94,8 +98,12 @@ async def open_pool(
     lease_duration_s: float,
     application: str,
     history: History | None = None,
+    answer_within_s: float | None = None,
 ) -> AsyncIterator[Pool]:
-    """A pool whose connections are checked and bounded; what is wrong with the server is said in one line."""
+    """A pool whose connections are checked and bounded; what is wrong with the server is said in one line.
+
+    A statement may take `answer_within_s`, else as long as a lease or a connection attempt, whichever is longer.
+    """
     timeouts = Timeouts.for_lease(lease_duration_s)
 
     async def prepare(connection: Connection) -> None:
@@ -115,7 +123,7 @@ async def open_pool(
             timeout=connect_timeout_s,
             init=prepare,
             reset=_as_it_is,
-            command_timeout=max(lease_duration_s, connect_timeout_s),
+            command_timeout=answer_within_s or max(lease_duration_s, connect_timeout_s),
             server_settings={"application_name": application, "jit": "off"},
         )
     except CONNECT_ERRORS as error:
@@ -124,6 +132,47 @@ async def open_pool(
         yield pool
     finally:
         await close_pool(pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The connections of a node. Leases have their own, so that no crowd and no slow statement delays a renewal.
+
+    `renewing` says that we live (leases, heartbeats); `moving` seeks, takes and gives back leases. Each is a single
+    connection, and a statement that hangs there is given up while the lease can still be renewed.
+    """
+
+    work: Pool
+    renewing: Pool
+    moving: Pool
+
+
+@asynccontextmanager
+async def open_pools(
+    dsn: str,
+    *,
+    size: int,
+    connect_timeout_s: float,
+    lease_duration_s: float,
+    application: str,
+    history: History,
+) -> AsyncIterator[Pools]:
+    """`size` connections in all."""
+    opened = partial(
+        open_pool,
+        dsn,
+        connect_timeout_s=connect_timeout_s,
+        lease_duration_s=lease_duration_s,
+        application=application,
+        history=history,
+    )
+    soon_s = lease_duration_s * LEASE_ANSWER_SHARE
+    async with (
+        opened(size=size - LEASE_CONNECTIONS) as work,
+        opened(size=1, answer_within_s=soon_s) as renewing,
+        opened(size=1, answer_within_s=soon_s) as moving,
+    ):
+        yield Pools(work, renewing, moving)
 
 
 def require_supported(server_major: int) -> None:

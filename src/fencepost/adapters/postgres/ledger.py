@@ -54,8 +54,13 @@ class PostgresLedger:
         incarnation: UUID,
         lease_duration_s: float,
         skew_allowance_s: float,
+        renewing: Pool | None = None,
+        moving: Pool | None = None,
     ) -> None:
+        """`renewing` and `moving` are for leases alone: see `Pools`. Without them, leases share the connections."""
         self._pool = pool
+        self._renewing = renewing or pool
+        self._moving = moving or pool
         self._clock = clock
         self._node = node
         self._incarnation = incarnation
@@ -180,7 +185,7 @@ class PostgresLedger:
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
         chains, addresses = _signer_arrays(signers)
         began_s = self._clock.now_s()
-        async with self._pool.acquire() as connection, connection.transaction():
+        async with self._moving.acquire() as connection, connection.transaction():
             await connection.execute(sql("lease_insert_missing"), chains, addresses)
             taken = await connection.fetch(
                 sql("lease_acquire"),
@@ -199,11 +204,13 @@ class PostgresLedger:
 
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
         began_s = self._clock.now_s()
-        standing = await self._pool.fetch(sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s)
+        standing = await self._renewing.fetch(
+            sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s
+        )
         return [self._term(row, began_s) for row in standing]
 
     async def release(self, terms: Sequence[Term]) -> None:
-        await self._pool.execute(sql("lease_release"), *_term_arrays(terms))
+        await self._moving.execute(sql("lease_release"), *_term_arrays(terms))
 
     def _term(self, row: rows.Row, began_s: float) -> Term:
         return Term(
@@ -214,7 +221,7 @@ class PostgresLedger:
         )
 
     async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
-        found = await self._pool.fetch(
+        found = await self._moving.fetch(
             sql("signers_with_work"), list(chain_ids), self._skew_allowance_s, limit
         )
         return [_signer(row) for row in found]

@@ -35,12 +35,17 @@ class Wakeups:
         pool: Pool,
         dsn: str,
         *,
+        urgent: Pool | None = None,
         on_hint: Callable[[Signer], object],
         on_freed: Callable[[Signer], object] = lambda _: None,
         on_members: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_hint` may answer True: this process works for the signer itself, so nobody else need be told."""
+        """`on_hint` may answer True: this process works for the signer itself, so nobody else need be told.
+
+        What somebody waits for (`freed`, `members`) goes through `urgent`, where no crowd stands before it.
+        """
         self._pool = pool
+        self._urgent = urgent or pool
         self._dsn = dsn
         self._on_hint = on_hint
         self._on_freed = on_freed
@@ -56,17 +61,17 @@ class Wakeups:
 
     async def freed(self, signers: Sequence[Signer]) -> None:
         """To the others, now."""
-        await self._notify([f"{_FREED}{signer}" for signer in signers])
+        await self._notify(self._urgent, [f"{_FREED}{signer}" for signer in signers])
 
     async def members(self) -> None:
         """To the others, now."""
-        await self._notify([_MEMBERS])
+        await self._notify(self._urgent, [_MEMBERS])
 
-    async def _notify(self, words: Sequence[str]) -> None:
+    async def _notify(self, pool: Pool, words: Sequence[str]) -> None:
         try:
             for start in range(0, len(words), _MOST_PAYLOAD):
                 payload = " ".join(words[start : start + _MOST_PAYLOAD])
-                await self._pool.execute("SELECT pg_notify($1, $2)", CHANNEL, payload)
+                await pool.execute("SELECT pg_notify($1, $2)", CHANNEL, payload)
         except CONNECT_ERRORS as error:
             _log.warning("a wake-up was not sent (%s); polling will find the work", type(error).__name__)
 
@@ -81,7 +86,7 @@ class Wakeups:
             await asyncio.sleep(COALESCE_S)
             self._has_pending.clear()
             signers, self._pending = sorted(self._pending), set()
-            await self._notify([str(signer) for signer in signers])
+            await self._notify(self._pool, [str(signer) for signer in signers])
 
     async def _listen(self) -> None:
         while True:
