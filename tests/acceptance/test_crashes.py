@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import groupby
 
 import pytest
 
@@ -80,7 +81,8 @@ async def test_whoever_dies_anywhere_each_request_is_mined_once(
         await book.until_states(account, CONFIRMED=count)
     await check_all_mined_once(book, ticking, account, count)
     terms = await book.terms(account)
-    assert [term["owner_node"] == "doomed" for term in terms] == [True, False]
+    owners = [name == "doomed" for name, _ in groupby(term["owner_node"] for term in terms)]
+    assert owners == [True, False]  # a busy machine may make either of them lose its lease, and take it again
 
 
 @pytest.mark.parametrize("event", ["BeginSequence", "AssignNonce", "SendResult", "ReceiveReceipt", "Finish"])

@@ -245,8 +245,11 @@ class _Recipe:
         return Launch(command=command, facts={"port": port, "chain_id": self._chain_id})
 
     async def ready(self, status: Status) -> bool:
-        """Anvil writes its config once it has its port, so whoever answers there is ours and no stranger."""
-        if not self._config.exists():
+        """Anvil writes its config once it has its port, so whoever answers there is ours and no stranger.
+
+        The file is there before its text is.
+        """
+        if not self._config.exists() or not self._config.read_bytes().rstrip().endswith(b"}"):
             return False
         call = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
         try:

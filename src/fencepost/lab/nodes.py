@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from fencepost.errors import Unready
 
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 6.0
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
