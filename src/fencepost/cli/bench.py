@@ -12,9 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fencepost.cli.tables import console, table
 from fencepost.lab.bench.report import Figure, rows, write_chart
-from fencepost.lab.bench.runs import FIGURES, run
-
-QUICK = ("accept", "ceiling", "latency", "hot-signer")
+from fencepost.lab.bench.runs import FIGURES, QUICK, run
 
 
 @click.command()
@@ -28,6 +26,7 @@ def bench(*, quick: bool, only: tuple[str, ...], as_json: bool, chart: Path | No
     """Measure on real parts, beside what the same machine does without us."""
     names = list(only or (QUICK if quick else FIGURES))
     figures: list[Figure] = []
+    failures: dict[str, str] = {}
     out = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
@@ -37,20 +36,32 @@ def bench(*, quick: bool, only: tuple[str, ...], as_json: bool, chart: Path | No
             figures.extend(measured)
             progress.advance(task)
 
+        def failed(name: str, why: str) -> None:
+            failures[name] = why
+            progress.advance(task)
+
         facts = uvloop.run(
             run(
                 names,
                 quick=quick,
                 on_start=lambda name: progress.update(task, description=name),
                 on_figures=done,
+                on_failure=failed,
             )
         )
     if chart is not None:
         write_chart(chart, figures, facts)
     if as_json:
-        click.echo(
-            json.dumps({"machine": facts, "figures": [figure.as_json() for figure in figures]}, indent=2)
-        )
-        return
-    console().print(table(("figure", "value", "compared with", "ratio", "target", ""), rows(figures)))
-    console().print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
+        told = {
+            "machine": facts,
+            "figures": [figure.as_json() for figure in figures],
+            "failures": failures,
+        }
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        console().print(table(("figure", "value", "compared with", "ratio", "target", ""), rows(figures)))
+        for name, why in failures.items():
+            console().print(f"{name}: {why}", style="red")
+        console().print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
+    if failures:
+        raise SystemExit(1)

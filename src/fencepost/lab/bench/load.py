@@ -1,15 +1,58 @@
-"""A load generator that costs little: prepared requests over kept connections, one at a time on each."""
+"""A load generator that costs little: requests prepared before the clock runs, over kept connections.
+
+`drive` keeps a number of connections busy, one request at a time on each. `pace` sends at a fixed rate, whether or not
+answers come, so that a slow answer shows as a slow answer and not as a lower rate.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-from fencepost.errors import RpcUnavailable
+import msgspec
 
+from fencepost.errors import RpcUnavailable, Unready
+from fencepost.lab.bench.signers import Signers
+
+BATCH = 500
 _HEAD_END = b"\r\n\r\n"
+_CONTENT_LENGTH = b"content-length:"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """When a request went out and when it was answered, on the machine's monotonic clock."""
+
+    index: int  # which of the requests
+    status: int
+    asked_s: float
+    answered_s: float
+
+
+def single_requests(url: str, signers: Signers, count: int, run: str) -> list[bytes]:
+    return [
+        post(url, "/api/v1/tx", msgspec.json.encode(_request(signers, index, run))) for index in range(count)
+    ]
+
+
+def batch_requests(url: str, signers: Signers, count: int, run: str) -> list[bytes]:
+    bodies = []
+    for start in range(0, count, BATCH):
+        requests = [_request(signers, index, run) for index in range(start, min(start + BATCH, count))]
+        bodies.append(post(url, "/api/v1/tx/batch", msgspec.json.encode({"requests": requests})))
+    return bodies
+
+
+def _request(signers: Signers, index: int, run: str) -> dict[str, object]:
+    return {
+        "signer": signers.addresses[index % len(signers.addresses)],
+        "requestId": f"{run}-{index}",
+        "payload": {"to": signers.addresses[0], "value": "1", "gas": 21000},
+    }
 
 
 def post(url: str, path: str, body: bytes) -> bytes:
@@ -20,24 +63,27 @@ def post(url: str, path: str, body: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, requests: Iterator[bytes], answered: list[int], done: asyncio.Future[None]) -> None:
-        self._requests = requests
-        self._answered = answered
-        self._done = done
+    """One request at a time: `ask` sends it, `on_answer` hears how it ended, `on_lost` that nothing more will."""
+
+    def __init__(
+        self, on_answer: Callable[[_Connection, Answer], None], on_lost: Callable[[Exception | None], None]
+    ) -> None:
+        self._on_answer = on_answer
+        self._on_lost = on_lost
         self._buffer = b""
+        self._index = -1
+        self._asked_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._next()
 
-    def _next(self) -> None:
-        request = next(self._requests, None)
-        if request is None:
-            self._transport.close()
-            if not self._done.done():
-                self._done.set_result(None)
-        else:
-            self._transport.write(request)
+    def ask(self, index: int, request: bytes) -> None:
+        self._index = index
+        self._asked_s = time.monotonic()
+        self._transport.write(request)
+
+    def close(self) -> None:
+        self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -45,31 +91,105 @@ class _Connection(asyncio.Protocol):
         if head_end < 0:
             return
         head = self._buffer[:head_end].lower()
-        marker = head.find(b"content-length:")
-        length = int(head[marker + 15 :].split(b"\r\n", 1)[0])
-        if len(self._buffer) < head_end + 4 + length:
+        length = int(head[head.find(_CONTENT_LENGTH) + len(_CONTENT_LENGTH) :].split(b"\r\n", 1)[0])
+        if len(self._buffer) < head_end + len(_HEAD_END) + length:
             return
-        self._answered.append(int(head.split(b" ", 2)[1]))
         self._buffer = b""
-        self._next()
+        status = int(head.split(b" ", 2)[1])
+        self._on_answer(self, Answer(self._index, status, self._asked_s, time.monotonic()))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(RpcUnavailable(f"the connection was lost: {exc}"))
+        self._on_lost(exc)
 
 
-async def drive(url: str, requests: Iterator[bytes], *, connections: int) -> list[int]:
-    """All requests, over so many connections; the status of each answer."""
-    place = urlsplit(url)
-    host, port = str(place.hostname), int(place.port or 80)
-    loop = asyncio.get_running_loop()
-    answered: list[int] = []
-    ends = [loop.create_future() for _ in range(connections)]
-    for end in ends:
-        await loop.create_connection(
-            lambda end=end: _Connection(requests, answered, end),  # type: ignore[misc]  # mypy can't type a default
-            host,
-            port,
-        )
-    await asyncio.gather(*ends)
-    return answered
+class _Run:
+    """What all connections of one run share."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.answers: list[Answer] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        if len(self.answers) == self.expected and not self.done.done():
+            self.done.set_result(None)
+
+    def lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(RpcUnavailable(f"a connection was lost: {error}"))
+
+    async def connect(
+        self, url: str, count: int, on_answer: Callable[[_Connection, Answer], None]
+    ) -> list[_Connection]:
+        place = urlsplit(url)
+        host, port = str(place.hostname), int(place.port or 80)
+        loop = asyncio.get_running_loop()
+        made = [
+            await loop.create_connection(lambda: _Connection(on_answer, self.lost), host, port)
+            for _ in range(count)
+        ]
+        return [connection for _, connection in made]
+
+
+async def drive(url: str, requests: Sequence[bytes], *, connections: int) -> list[Answer]:
+    """All requests, over so many connections."""
+    waiting: Iterator[tuple[int, bytes]] = enumerate(requests)
+    run = _Run(len(requests))
+
+    def answered(connection: _Connection, answer: Answer) -> None:
+        run.take(answer)
+        following = next(waiting, None)
+        if following is not None:
+            connection.ask(*following)
+
+    opened = await run.connect(url, min(connections, len(requests)), answered)
+    for connection in opened:
+        connection.ask(*next(waiting))
+    try:
+        await run.done
+    finally:
+        for connection in opened:
+            connection.close()
+    return run.answers
+
+
+async def pace(url: str, requests: Sequence[bytes], *, rate: float) -> list[Answer]:
+    """One request every `1 / rate` seconds; connections are opened when all there are wait for answers."""
+    run = _Run(len(requests))
+    free: list[_Connection] = []
+    opened: list[_Connection] = []
+
+    def answered(connection: _Connection, answer: Answer) -> None:
+        free.append(connection)
+        run.take(answer)
+
+    began_s = time.monotonic()
+    try:
+        for index, request in enumerate(requests):
+            await asyncio.sleep(max(0.0, began_s + index / rate - time.monotonic()))
+            if not free:
+                fresh = await run.connect(url, 1, answered)
+                opened += fresh
+                free += fresh
+            free.pop().ask(index, request)
+        await run.done
+    finally:
+        for connection in opened:
+            connection.close()
+    return run.answers
+
+
+async def pour(url: str, requests: Sequence[bytes], connections: int, wanted: int) -> float:
+    """Seconds until all were answered as wanted."""
+    began_s = time.perf_counter()
+    answers = await drive(url, requests, connections=connections)
+    seconds = time.perf_counter() - began_s
+    require(answers, wanted)
+    return seconds
+
+
+def require(answers: Sequence[Answer], wanted: int) -> None:
+    unwanted = {answer.status for answer in answers} - {wanted}
+    if unwanted:
+        raise Unready(f"the node answered {sorted(unwanted)}, not only {wanted}")

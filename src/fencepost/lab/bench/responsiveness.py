@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
+from collections.abc import Sequence
 
 import asyncpg
-import msgspec
 
 from fencepost.adapters.evm.rpc import JsonRpc
-from fencepost.adapters.signers.local import LocalKeys
-from fencepost.domain.ids import Address
-from fencepost.domain.transaction import Call, Fees, UnsignedTx
-from fencepost.lab.bench.load import drive, post
+from fencepost.lab.bench.end_to_end import fund, presigned
+from fencepost.lab.bench.load import Answer, batch_requests, pace, pour, require, single_requests
 from fencepost.lab.bench.report import Figure
-from fencepost.lab.bench.stage import Signers, Stage, until_ended
+from fencepost.lab.bench.signers import Signers
+from fencepost.lab.bench.stage import Stage, require_confirmed, until_ended
 
 RATE = 100
-GWEI = 10**9
+ACCEPTED = 202
 
 
 async def latency(stage: Stage) -> list[Figure]:
-    """Accept → send at 100 a second, against one durable commit and one round trip to the node."""
+    """From the 202 to the chain's answer at 100 a second, against one durable commit and one round trip to the node."""
     count = stage.count(1_500, 400)
     signers = Signers.fresh(20)
     async with (
@@ -30,20 +28,15 @@ async def latency(stage: Stage) -> list[Figure]:
         stage.database() as dsn,
         stage.node(dsn, rpc_url, signers.keys) as node,
     ):
+        # The leases are taken, and the sequences begun, before the clock runs.
+        await pour(node.url, single_requests(node.url, signers, 20, "warm"), 4, ACCEPTED)
+        await until_ended(dsn, within_s=30)
         floor_ms = await _floor_ms(dsn, rpc_url)
-        for index in range(count):
-            began_s = time.perf_counter()
-            body = {
-                "signer": signers.addresses[index % 20],
-                "requestId": f"l-{index}",
-                "payload": {"to": signers.addresses[0], "value": "1", "gas": 21000},
-            }
-            await drive(
-                node.url, iter([post(node.url, "/api/v1/tx", msgspec.json.encode(body))]), connections=1
-            )
-            await asyncio.sleep(max(0.0, 1 / RATE - (time.perf_counter() - began_s)))
-        await until_ended(dsn, count, within_s=60)
-        waits_ms = await _waits_ms(dsn)
+        answers = await pace(node.url, single_requests(node.url, signers, count, "l"), rate=RATE)
+        require(answers, ACCEPTED)
+        await until_ended(dsn, within_s=60)
+        waits_ms = await _waits_ms(dsn, rpc_url, answers)
+        await require_confirmed(dsn, count + 20)
     p50, p99 = statistics.median(waits_ms), statistics.quantiles(waits_ms, n=100)[98]
     return [
         Figure("latency: accept → send, p50", p50, "ms", 3, False, "commit + round trip, ms", floor_ms),
@@ -71,18 +64,18 @@ async def _floor_ms(dsn: str, rpc_url: str) -> float:
     return (statistics.median(commits) + statistics.median(calls)) * 1000
 
 
-async def _waits_ms(dsn: str) -> list[float]:
-    """From the journal: when it was received, when its first send was answered."""
+async def _waits_ms(dsn: str, rpc_url: str, answers: Sequence[Answer]) -> list[float]:
+    """From the moment a client had its 202 until the chain had the bytes; both on the machine's monotonic clock."""
     connection = await asyncpg.connect(dsn)
+    rpc = JsonRpc(rpc_url)
     try:
-        found = await connection.fetch(
-            "SELECT extract(epoch FROM min(s.at) - min(r.at))::float8 * 1000 AS ms FROM journal r"
-            " JOIN journal s ON s.tx_id = r.tx_id AND s.event = 'SendResult'"
-            " WHERE r.event = 'Receive' GROUP BY r.tx_id"
-        )
+        found = await connection.fetch("SELECT request_id, tx_hash FROM managed_tx")
+        sent_at_s = await rpc.call("stub_sends", [])
     finally:
         await connection.close()
-    return [row["ms"] for row in found]
+        await rpc.close()
+    hashes = {row["request_id"]: row["tx_hash"] for row in found}
+    return [max(0.0, sent_at_s[hashes[f"l-{answer.index}"]] - answer.answered_s) * 1000 for answer in answers]
 
 
 async def strict(stage: Stage) -> list[Figure]:
@@ -92,24 +85,15 @@ async def strict(stage: Stage) -> list[Figure]:
     async with stage.anvil(block_time_s=0) as chain:
         floor = await _unavoidable(stage, chain.rpc_url, count)
     async with stage.anvil(block_time_s=0) as chain, stage.database() as dsn:
-        rpc = JsonRpc(chain.rpc_url)
-        await rpc.call("anvil_setBalance", [signers.addresses[0], hex(10**24)])
-        await rpc.close()
+        await fund(chain.rpc_url, signers)
         settings = {"nonce.mode": "strict", "confirmations.fetch_receipt_upon_entry": "true"}
         async with stage.node(dsn, chain.rpc_url, signers.keys, settings) as node:
-            requests = [
-                {
-                    "signer": signers.addresses[0],
-                    "requestId": f"s-{index}",
-                    "payload": {"to": signers.addresses[0], "value": "1", "gas": 21000},
-                }
-                for index in range(count)
-            ]
-            body = msgspec.json.encode({"requests": requests})
+            requests = batch_requests(node.url, signers, count, "s")
             began_s = time.perf_counter()
-            await drive(node.url, iter([post(node.url, "/api/v1/tx/batch", body)]), connections=1)
-            await until_ended(dsn, count, within_s=120)
+            await pour(node.url, requests, 1, 200)
+            await until_ended(dsn, within_s=120)
             seconds = time.perf_counter() - began_s
+            await require_confirmed(dsn, count)
     return [
         Figure(
             "strict: time a transaction",
@@ -126,15 +110,9 @@ async def strict(stage: Stage) -> list[Figure]:
 async def _unavoidable(stage: Stage, rpc_url: str, count: int) -> float:
     """Commit, send, fetch the receipt, commit: milliseconds a transaction."""
     signers = Signers.fresh(1)
-    keys = LocalKeys.from_hex(signers.keys)
-    address = Address(signers.addresses[0])
-    wanted = [
-        UnsignedTx(31337, nonce, Call(to=address, value_wei=1), 21_000, Fees(10 * GWEI, GWEI))
-        for nonce in range(count)
-    ]
-    signed = await keys.sign(address, wanted)
+    signed = await presigned(signers, count)
+    await fund(rpc_url, signers)
     rpc = JsonRpc(rpc_url)
-    await rpc.call("anvil_setBalance", [address, hex(10**24)])
     async with stage.database() as dsn:
         connection = await asyncpg.connect(dsn)
         await connection.execute("CREATE TABLE floor_row (id bigint GENERATED ALWAYS AS IDENTITY, body text)")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from fencepost.lab.bench import responsiveness, scale, throughput
+from fencepost.errors import Unready
+from fencepost.lab.bench import end_to_end, responsiveness, scale, throughput
 from fencepost.lab.bench.report import Figure, machine
 from fencepost.lab.bench.stage import Stage, open_stage
 
 FIGURES: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "accept": throughput.accept,
-    "end-to-end": throughput.end_to_end,
+    "end-to-end": end_to_end.end_to_end,
     "ceiling": throughput.ceiling,
     "latency": responsiveness.latency,
     "strict": responsiveness.strict,
@@ -22,17 +24,33 @@ FIGURES: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
 }
 
 
+# A first answer within a minute.
+QUICK = ("accept", "end-to-end", "ceiling", "latency", "hot-signer")
+
+_LIMIT_S = {True: 60, False: 400}  # of one figure, by quick
+
+
 async def run(
     names: Sequence[str],
     *,
     quick: bool,
     on_start: Callable[[str], None],
     on_figures: Callable[[list[Figure]], None],
+    on_failure: Callable[[str, str], None],
 ) -> dict[str, str]:
-    """All the figures asked for, one after the other; gives what they were measured on."""
+    """All the figures asked for, one after the other; gives what they were measured on.
+
+    One that can't be measured in time is told as such, and the others go on.
+    """
     async with open_stage(quick=quick) as stage:
-        facts = machine(postgresql=str(await stage.version()), anvil="1.7.1")
+        facts = machine(postgresql=str(await stage.version()), anvil=await stage.anvil_version())
         for name in names:
             on_start(name)
-            on_figures(await FIGURES[name](stage))
+            try:
+                async with asyncio.timeout(_LIMIT_S[quick]):
+                    on_figures(await FIGURES[name](stage))
+            except TimeoutError:
+                on_failure(name, f"not measured within {_LIMIT_S[quick]} s")
+            except Unready as error:
+                on_failure(name, str(error))
     return facts

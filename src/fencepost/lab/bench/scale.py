@@ -8,9 +8,10 @@ import time
 import asyncpg
 
 from fencepost.lab.bench.cpu import cpu_s, family_cpu_s, rss_bytes
+from fencepost.lab.bench.load import batch_requests, pour
 from fencepost.lab.bench.report import Figure
-from fencepost.lab.bench.stage import QUIET, Signers, Stage, until_ended
-from fencepost.lab.bench.throughput import batch_requests, pour
+from fencepost.lab.bench.signers import Signers
+from fencepost.lab.bench.stage import QUIET, Stage, require_confirmed, until_ended
 from fencepost.lab.nodes import start_nodes
 
 MIB = 2**20
@@ -27,7 +28,8 @@ async def hot_signer(stage: Stage) -> list[Figure]:
         stage.node(dsn, rpc_url, signers.keys) as node,
     ):
         await pour(node.url, batch_requests(node.url, signers, count, "h"), 4, 200)
-        await until_ended(dsn, count, within_s=120)
+        await until_ended(dsn, within_s=120)
+        await require_confirmed(dsn, count)
         connection = await asyncpg.connect(dsn)
         seconds = await connection.fetchval(
             "SELECT extract(epoch FROM max(at) - min(at))::float8 FROM journal WHERE event = 'AssignNonce'"
@@ -59,34 +61,46 @@ async def _one_row_lock_a_call(stage: Stage) -> float:
 
 
 async def growth(stage: Stage) -> list[Figure]:
-    """CPU a transaction (node and database) with more signers, and with more finished rows."""
-    few = await _cost_us(stage, signers=10, finished=0)
-    many = await _cost_us(stage, signers=stage.count(10_000, 1_000), finished=0)
-    old = await _cost_us(stage, signers=10, finished=stage.count(1_000_000, 100_000))
-    told = stage.count(10_000, 1_000)
-    rows = stage.count(1_000_000, 100_000)
-    return [
-        Figure(f"growth: cost with {told:,} signers", many, "µs a tx", 1.3, False, "10 signers, µs", few),
-        Figure(f"growth: cost with {rows:,} finished rows", old, "µs a tx", 1.3, False, "none, µs", few),
-    ]
+    """CPU a transaction (node and database) with more signers, and with more finished rows, against the smallest."""
+    few, *more = stage.steps((10, 1_000, 10_000), (10, 200))
+    young, *older = stage.steps((10_000, 1_000_000), (1_000, 50_000))
+    few_us = await _cost_us(stage, signers=few, finished=0)
+    figures = []
+    for signers in more:
+        cost_us = await _cost_us(stage, signers=signers, finished=0)
+        name = f"growth: cost with {signers:,} signers"
+        figures.append(Figure(name, cost_us, "µs a tx", 1.3, False, f"{few} signers, µs", few_us))
+    young_us = await _cost_us(stage, signers=50, finished=young)
+    for finished in older:
+        cost_us = await _cost_us(stage, signers=50, finished=finished)
+        name = f"growth: cost with {finished:,} finished rows"
+        figures.append(Figure(name, cost_us, "µs a tx", 1.3, False, f"{young:,} rows, µs", young_us))
+    return figures
 
 
 async def _cost_us(stage: Stage, *, signers: int, finished: int) -> float:
-    count = stage.count(10_000, 3_000)
+    """With every lease taken and every sequence begun before: what a transaction costs, not what a signer costs."""
+    count = stage.count(20_000, 3_000)
     who = Signers.fresh(signers)
     async with stage.stub() as rpc_url, stage.database() as dsn:
         if finished:
             await _fill_with_finished(dsn, finished)
-        async with stage.node(dsn, rpc_url, who.keys) as node:
+        async with stage.node(dsn, rpc_url, who.keys, {"lease.idle_release": "10m"}) as node:
+            await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
+            await until_ended(dsn, within_s=120)
+            requests = batch_requests(node.url, who, count, "g")
             before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
-            await pour(node.url, batch_requests(node.url, who, count, "g"), 4, 200)
-            await until_ended(dsn, count + finished, within_s=180)
+            await pour(node.url, requests, 4, 200)
+            await until_ended(dsn, within_s=120)
             after = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+            await require_confirmed(dsn, count + signers + finished)
     return (after - before) / count * 1e6
 
 
 async def _fill_with_finished(dsn: str, count: int) -> None:
+    """Transactions that ended long ago, each with its attempt and its last line in the journal."""
     connection = await asyncpg.connect(dsn)
+    await connection.execute("SET synchronous_commit = off")
     await connection.execute(
         "INSERT INTO managed_tx (tx_id, chain_id, signer, request_id, kind, payload, payload_digest, state, is_live,"
         " nonce, tx_hash, block_number, block_hash, finished_at)"
@@ -95,7 +109,17 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
         " '0x' || repeat('0', 64), clock_timestamp() FROM generate_series(1, $1) i",
         count,
     )
-    await connection.execute("VACUUM ANALYZE managed_tx")
+    await connection.execute(
+        "INSERT INTO tx_attempt (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei,"
+        " raw, tx_hash, sent_count, fencing_token)"
+        " SELECT tx_id, 1, chain_id, signer, nonce, 'intent', 2, 21000, 1, 1, decode(repeat('00', 110), 'hex'),"
+        " tx_hash, 1, 1 FROM managed_tx"
+    )
+    await connection.execute(
+        "INSERT INTO journal (chain_id, signer, tx_id, event, state)"
+        " SELECT chain_id, signer, tx_id, 'Finish', state FROM managed_tx"
+    )
+    await connection.execute("VACUUM ANALYZE")
     await connection.close()
 
 
@@ -125,17 +149,16 @@ async def _with_nodes(stage: Stage, count: int) -> tuple[float, float]:
             names, dsn=dsn, rpc_url=rpc_url, private_keys=signers.keys, settings=QUIET, logs=stage.folder
         )
         try:
-            before_s, began_s = family_cpu_s(stage.server.pid), time.perf_counter()
             share = transactions // count
+            requests = [batch_requests(node.url, signers, share, node.name) for node in fellows]
+            before_s, began_s = family_cpu_s(stage.server.pid), time.perf_counter()
             await asyncio.gather(
-                *(
-                    pour(node.url, batch_requests(node.url, signers, share, node.name), 2, 200)
-                    for node in fellows
-                )
+                *(pour(node.url, bodies, 2, 200) for node, bodies in zip(fellows, requests, strict=True))
             )
-            await until_ended(dsn, share * count, within_s=180)
+            await until_ended(dsn, within_s=180)
             seconds = time.perf_counter() - began_s
             cost_us = (family_cpu_s(stage.server.pid) - before_s) / (share * count) * 1e6
+            await require_confirmed(dsn, share * count)
         finally:
             for node in fellows:
                 await node.stop()
@@ -154,7 +177,8 @@ async def idle(stage: Stage) -> list[Figure]:
         stage.node(dsn, rpc_url, signers.keys, settings) as node,
     ):
         await pour(node.url, batch_requests(node.url, signers, count, "i"), 4, 200)
-        await until_ended(dsn, count, within_s=120)
+        await until_ended(dsn, within_s=120)
+        await require_confirmed(dsn, count)
         await asyncio.sleep(2)
         before = await _transactions(dsn), cpu_s(node.process.pid)
         await asyncio.sleep(seconds)

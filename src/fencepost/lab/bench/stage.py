@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
+import re
 import shutil
 import sys
 import tempfile
@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
 
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
@@ -39,16 +39,7 @@ QUIET = {
     "intake.max_queued_per_signer": "1000000",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Signers:
-    keys: tuple[str, ...]
-    addresses: tuple[str, ...]
-
-    @classmethod
-    def fresh(cls, count: int) -> Signers:
-        keys = tuple("0x" + secrets.token_hex(32) for _ in range(count))
-        return cls(keys, tuple(LocalKeys.from_hex(keys).addresses()))
+_NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,9 @@ class Stage:
     quick: bool
 
     def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def steps(self, full: tuple[int, ...], quick: tuple[int, ...]) -> tuple[int, ...]:
         return quick if self.quick else full
 
     async def version(self) -> str:
@@ -88,15 +82,28 @@ class Stage:
 
     @asynccontextmanager
     async def node(
-        self, dsn: str, rpc_url: str, keys: Sequence[str], settings: Mapping[str, str] | None = None
+        self,
+        dsn: str,
+        rpc_url: str,
+        keys: Sequence[str],
+        settings: Mapping[str, str] = _NOTHING_MORE,
+        *,
+        module: str = "fencepost",
+        more_environ: Mapping[str, str] = _NOTHING_MORE,
     ) -> AsyncIterator[NodeProcess]:
+        """One node process; its keys lie in a file, because thousands of them don't fit into an environment."""
+        key_file = self.folder / f"keys-{uuid4().hex[:8]}"
+        key_file.touch(mode=0o600)
+        key_file.write_text("\n".join(keys) + "\n")
         node = await start_node(
             "bench",
             dsn=dsn,
             rpc_url=rpc_url,
-            private_keys=keys,
-            settings={**QUIET, **(settings or {})},
+            private_keys=(),
+            settings={**QUIET, "keys.file": str(key_file), **settings},
             log=self.folder / "node.log",
+            module=module,
+            more_environ=more_environ,
         )
         try:
             yield node
@@ -120,9 +127,19 @@ class Stage:
                 async with asyncio.timeout(5):
                     await process.wait()
 
+    async def anvil_version(self) -> str:
+        process = await asyncio.create_subprocess_exec(
+            str(await self._anvil()), "--version", stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+        return re.sub(r"^.*?(\d+\.\d+\.\d+).*", r"\1", said.decode(), flags=re.DOTALL)
+
+    async def _anvil(self) -> Path:
+        return await find_anvil(default_cache_dir(), report=lambda _: None)
+
     @asynccontextmanager
     async def anvil(self, *, block_time_s: float) -> AsyncIterator[AnvilNode]:
-        binary = await find_anvil(default_cache_dir(), report=lambda _: None)
+        binary = await self._anvil()
         folder = self.folder / f"anvil-{uuid4().hex[:8]}"
         extra = ("--gas-limit", "30000000000")
         async with anvil_node(binary=binary, run_dir=folder, block_time_s=block_time_s, extra=extra) as node:
@@ -139,22 +156,29 @@ async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def until_ended(dsn: str, count: int, *, within_s: float) -> None:
-    """Wait until so many transactions have ended well."""
+async def until_ended(dsn: str, *, within_s: float) -> None:
+    """Wait until nothing is left to do. Looking costs the database next to nothing: its work is measured."""
     connection = await asyncpg.connect(dsn)
     try:
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            done = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE NOT is_live")
-            if done >= count:
-                bad = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE state <> 'CONFIRMED'")
-                if bad:
-                    raise Unready(f"{bad} of {count} transactions did not end well")
+            if not await connection.fetchval("SELECT EXISTS (SELECT FROM managed_tx WHERE is_live)"):
                 return
             await asyncio.sleep(0.02)
     finally:
         await connection.close()
-    raise Unready(f"{count} transactions did not end within {within_s:.0f} s")
+    raise Unready(f"not all transactions ended within {within_s:.0f} s")
+
+
+async def require_confirmed(dsn: str, count: int) -> None:
+    """All of them ended, and ended well: a figure of something else is worth nothing."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        confirmed = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE state = 'CONFIRMED'")
+    finally:
+        await connection.close()
+    if confirmed != count:
+        raise Unready(f"{confirmed} of {count} transactions were confirmed")
 
 
 def _folder() -> Path:

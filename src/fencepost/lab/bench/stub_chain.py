@@ -1,7 +1,8 @@
 """A chain that answers at once: it takes what it is given, mines it every few milliseconds, and checks nothing.
 
 It is a process of its own, so that its work is not counted as the node's. `python -m fencepost.lab.bench.stub_chain`
-prints its URL and serves until standard input ends.
+prints its URL and serves until standard input ends. `stub_sends` tells when it first got each transaction, on the
+machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from typing import Any, cast
 
 import msgspec
@@ -26,6 +28,7 @@ class StubChain:
         self.blocks: list[list[str]] = [[]]
         self.block_of: dict[str, int] = {}
         self.pool: list[str] = []
+        self.sent_at_s: dict[str, float] = {}
 
     def mine(self) -> None:
         if self.pool:
@@ -40,6 +43,7 @@ class StubChain:
             case "eth_sendRawTransaction":
                 tx_hash = "0x" + keccak256(bytes.fromhex(params[0][2:])).hex()
                 self.pool.append(tx_hash)
+                self.sent_at_s.setdefault(tx_hash, time.monotonic())
                 return tx_hash
             case "eth_getTransactionReceipt":
                 return self._receipt(params[0])
@@ -63,6 +67,8 @@ class StubChain:
                 }
             case "eth_gasPrice":
                 return "0x3b9aca00"
+            case "stub_sends":
+                return self.sent_at_s
             case _:
                 raise KeyError(method)
 
