@@ -15,6 +15,7 @@ from fencepost.dev.postgres import EmbeddedPostgres
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
 from fencepost.errors import RpcError
 from fencepost.lab.db_proxy import db_proxy
+from fencepost.lab.passage import Passage
 from fencepost.lab.rpc_proxy import Record, RpcFaults, rpc_proxy
 from fix_anvil import TestChain
 
@@ -56,12 +57,88 @@ async def test_a_dropped_answer_is_a_write_that_happened(postgres: EmbeddedPostg
     await direct.close()
 
 
+async def test_a_held_commit_is_a_write_that_is_done_and_not_yet_visible(
+    postgres: EmbeddedPostgres, dsn: str
+) -> None:
+    tcp_dsn = urlunsplit(urlsplit(postgres.tcp_dsn)._replace(path=urlsplit(dsn).path))
+    direct = await asyncpg.connect(tcp_dsn)
+    await direct.execute("CREATE TABLE told (number int)")
+    async with db_proxy(postgres.port) as wire:
+        connection = await asyncpg.connect(through(tcp_dsn, wire.port))
+        insert = await connection.prepare("INSERT INTO told VALUES ($1)")
+        pid = connection.get_server_pid()
+        wire.strike("hold_commits")
+        writing = asyncio.create_task(insert.fetch(1))
+        written = "SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = $1"
+        async with asyncio.timeout(30):
+            while not await direct.fetchval(written, pid):  # noqa: ASYNC110 - another process's work
+                await asyncio.sleep(0.01)
+        assert await direct.fetchval("SELECT count(*) FROM told") == 0
+        assert not writing.done()
+        wire.heal()
+        await writing
+        assert wire.is_well
+        assert await direct.fetchval("SELECT count(*) FROM told") == 1
+        await connection.close()
+    await direct.close()
+
+
+async def test_whoever_goes_alone_waits_for_those_inside_and_keeps_others_out() -> None:
+    passage = Passage()
+    order: list[str] = []
+    is_inside, may_leave = asyncio.Event(), asyncio.Event()
+
+    async def ask(name: str) -> None:
+        async with passage.shared():
+            order.append(f"{name} begins")
+            is_inside.set()
+            await may_leave.wait()
+        order.append(f"{name} ends")
+
+    async def change() -> None:
+        async with passage.alone():
+            order.append("alone begins")
+            await asyncio.sleep(0)
+            order.append("alone ends")
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(ask("first"))
+        await is_inside.wait()
+        group.create_task(change())
+        await asyncio.sleep(0)
+        group.create_task(ask("second"))
+        await asyncio.sleep(0)
+        assert order == ["first begins"]
+        may_leave.set()
+    assert order[:4] == ["first begins", "first ends", "alone begins", "alone ends"]
+    assert sorted(order[4:]) == ["second begins", "second ends"]
+
+
+async def test_a_cancelled_wait_leaves_the_passage_open() -> None:
+    passage = Passage()
+    async with passage.shared():
+        waiting = asyncio.create_task(_alone_for_ever(passage))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with asyncio.timeout(30), passage.alone():
+        pass
+
+
+async def _alone_for_ever(passage: Passage) -> None:
+    async with passage.alone():
+        await asyncio.Event().wait()
+
+
 async def test_executed_then_error_is_a_send_that_happened_and_is_written_down(anvil: TestChain) -> None:
     keys = LocalKeys.from_hex(["0x" + anvil.private_keys[-1].hex()])
     address = keys.addresses()[0]
     record = Record()
     direct = JsonRpc(anvil.rpc_url)
-    async with rpc_proxy("one", anvil.rpc_url, record=record, chance=random.Random(1)) as endpoint:
+    async with rpc_proxy(
+        "one", anvil.rpc_url, record=record, chance=random.Random(1), passage=Passage()
+    ) as endpoint:
         rpc = JsonRpc(endpoint.url, timeout_s=5)
         nonce = int(await rpc.call("eth_getTransactionCount", [address, "pending"]), 16)
         tx = UnsignedTx(
@@ -90,7 +167,9 @@ async def test_executed_then_error_is_a_send_that_happened_and_is_written_down(a
 
 async def test_an_endpoint_that_lags_shows_an_older_chain(anvil: TestChain) -> None:
     await anvil.mine(6)
-    async with rpc_proxy("one", anvil.rpc_url, record=Record(), chance=random.Random(1)) as endpoint:
+    async with rpc_proxy(
+        "one", anvil.rpc_url, record=Record(), chance=random.Random(1), passage=Passage()
+    ) as endpoint:
         rpc = JsonRpc(endpoint.url, timeout_s=5)
         endpoint.faults = RpcFaults(lag_blocks=3)
         behind = int(await rpc.call("eth_blockNumber", []), 16)

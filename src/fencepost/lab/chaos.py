@@ -18,6 +18,7 @@ from pathlib import Path
 import asyncpg
 
 from fencepost.errors import EmbeddedError, RpcError
+from fencepost.lab import chaos_database_faults as database
 from fencepost.lab import chaos_node_faults as nodes
 from fencepost.lab import chaos_world_faults as world
 from fencepost.lab import gather
@@ -45,21 +46,26 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             nodes.graceful_stop: 3,
             nodes.rolling_restart: 1,
             nodes.duplicate_id: 1,
+            nodes.clock_skew: 2,
         },
     ),
     "more nodes": (1.5, {nodes.kill_at_failpoint: 2, nodes.pause_at_failpoint: 5, nodes.pause: 2}),
     "database": (
         1.2,
         {
-            world.db_cut: 8,
-            world.db_black_hole: 4,
-            world.db_dropped_answer: 12,
-            world.db_delay: 6,
-            world.backend_terminated: 12,
-            world.db_restart: 1,
+            database.db_cut: 8,
+            database.db_black_hole: 4,
+            database.db_dropped_answer: 12,
+            database.db_delay: 6,
+            database.backend_terminated: 12,
+            database.db_restart: 1,
+            database.commit_held: 6,
+            database.disk_full: 3,
+            database.pool_exhausted: 3,
+            database.connections_exhausted: 2,
         },
     ),
-    "answers": (1.5, {world.db_dropped_answer: 2, world.backend_terminated: 1}),
+    "answers": (1.5, {database.db_dropped_answer: 2, database.backend_terminated: 1}),
     "endpoints": (
         0.5,
         {world.rpc_error: 4, world.rpc_hang: 3, world.rpc_executed: 5, world.rpc_lag: 3},
@@ -71,10 +77,11 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             world.reorg_dropped: 2,
             world.reorg_included: 2,
             world.reorg_mixed: 2,
+            world.reorg_replaced: 1,
             world.eviction: 6,
-            world.base_fee_spike: 3,
         },
     ),
+    "prices": (12.0, {world.base_fee_spike: 1}),
 }
 STRANGER_AT = 0.4  # of the time
 
@@ -154,7 +161,7 @@ class Run:
             for strand in strands:
                 strand.cancel()
             self.phase = "healing"
-            self.stage.heal()
+            await self.stage.heal()
 
     async def _strand(self, name: str) -> None:
         pause_most_s, faults = STRANDS[name]
@@ -218,8 +225,8 @@ class Run:
                 txs=await gather.txs(connection),
                 attempts=await gather.attempts(connection),
                 cursors=await gather.cursors(connection),
-                blocks=await gather.blocks(staged.chain),
-                pool=await gather.pool(staged.chain),
+                blocks=await gather.blocks(staged.chain.rpc),
+                pool=await gather.pool(staged.chain.rpc),
                 sent=tuple(sorted(staged.record.sent, key=lambda sent: sent.at_s)),
                 acknowledged=tuple(self.load.acknowledged),
                 fenced=gather.fenced(logs),

@@ -139,6 +139,23 @@ async def graceful_stop(stage: Stage, chance: random.Random) -> Happened | None:
         return Happened(at_s, "graceful_stop", slot.name, time.time() - at_s)
 
 
+async def clock_skew(stage: Stage, chance: random.Random) -> Happened | None:
+    """A node dies, and whoever follows has a clock that is a minute off, until its own end."""
+    with _taken(stage, chance) as slot:
+        if slot is None or slot.node is None:
+            return None
+        at_s, starts = time.time(), slot.starts
+        slot.skew_s = chance.choice((-60.0, 60.0))
+        try:
+            await slot.node.kill()
+            is_back = await _until(lambda: slot.starts > starts, BACK_WITHIN_S)
+            return (
+                Happened(at_s, "clock_skew", slot.name, detail=f"{slot.skew_s:+.0f} s") if is_back else None
+            )
+        finally:
+            slot.skew_s = 0.0
+
+
 async def rolling_restart(stage: Stage, _chance: random.Random) -> Happened | None:
     """Every node in turn, each once the one before is back, as a deployment does it."""
     at_s = time.time()

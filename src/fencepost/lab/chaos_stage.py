@@ -31,6 +31,8 @@ from fencepost.dev.paths import default_cache_dir
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
 from fencepost.domain.ids import Address
 from fencepost.errors import Unready
+from fencepost.lab.chaos_chain import LabChain
+from fencepost.lab.chaos_node import SKEW_S
 from fencepost.lab.db_proxy import DbProxy, db_proxy
 from fencepost.lab.failpoints import ORDER_FILE
 from fencepost.lab.nodes import NodeProcess, start_node
@@ -38,7 +40,14 @@ from fencepost.lab.rpc_proxy import Record, RpcProxy, rpc_proxy
 
 ENDPOINTS = 3
 RESTART_PAUSE_S = 0.2
+CONNECTIONS_MOST = "90"  # of the server: the nodes and the lab need half of them
 _ADMIN_TIMEOUT_S = 5.0
+_HEAL_WITHIN_S = 30.0
+GROWING_TABLES = ("journal", "managed_tx", "tx_attempt")
+_DISK_FULL = """
+CREATE FUNCTION lab_disk_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full';
+END $$"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class Slot:
     starts: int = 0
     failed_starts: int = 0
     is_taken: bool = False  # by a fault that wants it for itself
+    skew_s: float = 0.0  # of the wall clock of whoever is started next
 
     @property
     def is_up(self) -> bool:
@@ -117,7 +127,7 @@ class Stage:
     postgres: EmbeddedPostgres
     dsn: str = field(repr=False)
     database: Pool
-    chain: JsonRpc
+    chain: LabChain
     chain_id: int
     keys: LocalKeys
     strict: tuple[Address, ...]
@@ -153,7 +163,11 @@ class Stage:
             settings=self.settings,
             log=log or slot.log,
             module="fencepost.lab.chaos_node",
-            more_environ={ORDER_FILE: str(slot.order), "FENCEPOST_CONFIG": str(self.config)},
+            more_environ={
+                ORDER_FILE: str(slot.order),
+                SKEW_S: str(slot.skew_s),
+                "FENCEPOST_CONFIG": str(self.config),
+            },
         )
 
     async def keep(self, slot: Slot) -> None:
@@ -176,13 +190,34 @@ class Stage:
                 slot.signal(signal.SIGCONT)
                 await slot.node.stop()
 
-    def heal(self) -> None:
+    async def refuse_rows(self, table: str, *, within_s: float) -> None:
+        async with self.database.acquire() as connection, connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = {int(within_s * 1000)}")
+            await connection.execute(
+                f"CREATE TRIGGER lab_disk_full BEFORE INSERT ON {table} EXECUTE FUNCTION lab_disk_full()"
+            )
+
+    async def take_rows(self) -> None:
+        """However often the database fails meanwhile."""
+        deadline_s = time.monotonic() + _HEAL_WITHIN_S
+        for table in GROWING_TABLES:
+            while True:
+                try:
+                    await self.database.execute(f"DROP TRIGGER IF EXISTS lab_disk_full ON {table}")
+                    break
+                except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                    if time.monotonic() > deadline_s:
+                        raise
+                await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def heal(self) -> None:
         for endpoint in self.endpoints:
             endpoint.heal()
         for slot in self.slots:
             slot.order.unlink(missing_ok=True)
             slot.wire.heal()
             slot.signal(signal.SIGCONT)
+        await self.take_rows()
 
 
 @asynccontextmanager
@@ -193,14 +228,15 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         binary = await find_anvil(default_cache_dir(), report=report)
         report("starting PostgreSQL and the chain")
-        options = {"track_commit_timestamp": "on", "fsync": "on", "max_connections": "200"}
+        options = {"track_commit_timestamp": "on", "fsync": "on", "max_connections": CONNECTIONS_MOST}
         postgres = await stack.enter_async_context(embedded_postgres(folder / "postgres", options=options))
         accounts = plan.strict + plan.pipelined + 1
         chain = await stack.enter_async_context(
-            anvil_node(
-                binary=binary, run_dir=folder / "anvil", block_time_s=plan.block_time_s, accounts=accounts
-            )
+            anvil_node(binary=binary, run_dir=folder / "anvil", accounts=accounts, extra=("--no-mining",))
         )
+        rpc = JsonRpc(chain.rpc_url, timeout_s=_ADMIN_TIMEOUT_S * 2, max_body_bytes=256 * 1024 * 1024)
+        stack.push_async_callback(rpc.close)
+        lab_chain = LabChain(rpc)
         record = Record()
         endpoints = [
             await stack.enter_async_context(
@@ -209,6 +245,7 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
                     chain.rpc_url,
                     record=record,
                     chance=random.Random(f"{plan.seed}:endpoint-{number}"),
+                    passage=lab_chain.passage,
                 )
             )
             for number in range(1, ENDPOINTS + 1)
@@ -218,10 +255,9 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
         addresses = tuple(keys.addresses())
         await migrate.apply(postgres.tcp_dsn, timeout_s=_ADMIN_TIMEOUT_S)
         database = await stack.enter_async_context(
-            asyncpg.create_pool(postgres.dsn, min_size=0, max_size=4, command_timeout=_ADMIN_TIMEOUT_S)
+            asyncpg.create_pool(postgres.dsn, min_size=0, max_size=8, command_timeout=_ADMIN_TIMEOUT_S)
         )
-        rpc = JsonRpc(chain.rpc_url, timeout_s=_ADMIN_TIMEOUT_S * 2, max_body_bytes=256 * 1024 * 1024)
-        stack.push_async_callback(rpc.close)
+        await database.execute(_DISK_FULL)
         strict, pipelined, victim = (
             addresses[: plan.strict],
             addresses[plan.strict : -1],
@@ -232,7 +268,7 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             postgres=postgres,
             dsn=postgres.tcp_dsn,
             database=database,
-            chain=rpc,
+            chain=lab_chain,
             chain_id=chain.chain_id,
             keys=keys,
             strict=strict,
@@ -249,7 +285,10 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             wire = await stack.enter_async_context(db_proxy(postgres.port))
             name = f"node-{number}"
             made.slots.append(Slot(name, wire, folder / f"{name}.order", logs / f"{name}.log"))
-        yield made
+        async with asyncio.TaskGroup() as group:
+            miner = group.create_task(lab_chain.mine_for_ever(plan.block_time_s))
+            yield made
+            miner.cancel()
 
 
 def _strict_signers(path: Path, strict: Sequence[Address]) -> Path:

@@ -1,4 +1,4 @@
-"""What happens around the nodes: to their wires, to the database, to the endpoints, on the chain.
+"""What happens on the way to the chain, and on the chain: endpoints that fail, reorgs, an emptied pool, a stranger.
 
 Of the three endpoints one at most lies, and while it does the other two are well: that is the fault that nodes promise
 to survive. After errors they are left alone for a moment before one lies, since nodes let a failing endpoint rest.
@@ -9,85 +9,23 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
 from fencepost.errors import RpcError
-from fencepost.lab.chaos_stage import Happened, Slot, Stage
-from fencepost.lab.db_proxy import Fault as WireFault
+from fencepost.lab.chaos_stage import Happened, Stage
 from fencepost.lab.rpc_proxy import HANG_S, RpcFaults
+
+Choose = Callable[[JsonRpc, dict[str, Any]], Awaitable[str | None]]
 
 _SHARE = 0.3
 _REST_S = 4.0
 _GWEI = 10**9
+_BASE_FEE_WEI_MOST = 100 * _GWEI  # what nodes may pay at most is far above
 _STRANGER_EVERY_S = 0.5
 _EVICTED_MOST = 5
-
-
-# ---- wires and database
-
-
-def _wire(stage: Stage, chance: random.Random) -> Slot | None:
-    free = [slot for slot in stage.slots if slot.wire.is_well]
-    return chance.choice(free) if free else None
-
-
-async def _wire_fault(
-    stage: Stage, chance: random.Random, kind: str, fault: WireFault, *, least_s: float, most_s: float
-) -> Happened | None:
-    slot = _wire(stage, chance)
-    if slot is None:
-        return None
-    at_s, lasts_s = time.time(), chance.uniform(least_s, most_s)
-    is_whole = chance.random() < 0.3  # noqa: PLR2004 - now and then all of a node's connections
-    slot.wire.strike(fault, None if is_whole else chance)
-    try:
-        await asyncio.sleep(lasts_s)
-    finally:
-        slot.wire.heal()
-    return Happened(at_s, kind, slot.name, lasts_s, "all connections" if is_whole else "some connections")
-
-
-async def db_cut(stage: Stage, chance: random.Random) -> Happened | None:
-    return await _wire_fault(stage, chance, "db_cut", "cut", least_s=0.02, most_s=0.8)
-
-
-async def db_black_hole(stage: Stage, chance: random.Random) -> Happened | None:
-    longest_s = 1.2 * stage.plan.lease_s
-    return await _wire_fault(stage, chance, "db_black_hole", "black_hole", least_s=0.1, most_s=longest_s)
-
-
-async def db_dropped_answer(stage: Stage, chance: random.Random) -> Happened | None:
-    return await _wire_fault(stage, chance, "db_dropped_answer", "drop_answers", least_s=0.02, most_s=0.5)
-
-
-async def db_delay(stage: Stage, chance: random.Random) -> Happened | None:
-    slot = _wire(stage, chance)
-    if slot is None:
-        return None
-    at_s, lasts_s = time.time(), chance.uniform(0.3, 1.2)
-    slot.wire.delay(chance.uniform(0.005, 0.05))
-    await asyncio.sleep(lasts_s)
-    slot.wire.heal()
-    return Happened(at_s, "db_delay", slot.name, lasts_s)
-
-
-async def backend_terminated(stage: Stage, chance: random.Random) -> Happened | None:
-    name = chance.choice(stage.slots).name
-    ended = await stage.database.fetchval(
-        "SELECT count(pg_terminate_backend(pid)) FROM"
-        " (SELECT pid FROM pg_stat_activity WHERE application_name = $1 LIMIT $2) chosen",
-        f"fencepost {name}",
-        chance.randint(1, 3),
-    )
-    return Happened(time.time(), "backend_terminated", name, detail=f"{ended} sessions") if ended else None
-
-
-async def db_restart(stage: Stage, _chance: random.Random) -> Happened | None:
-    """`-m immediate`: a crash of the server, and recovery from its log."""
-    at_s = time.time()
-    await stage.postgres.restart("immediate")
-    return Happened(at_s, "db_restart_immediate", "PostgreSQL", time.time() - at_s)
 
 
 # ---- endpoints
@@ -154,39 +92,66 @@ async def _one_odd(stage: Stage, chance: random.Random, kind: str, faults: RpcFa
 # ---- the chain
 
 
-async def _reorg(stage: Stage, chance: random.Random, kind: str, *, share_included: float) -> Happened | None:
-    head = int(await stage.chain.call("eth_blockNumber", []), 16)
-    depth = chance.randint(1, min(stage.plan.required_depth + 2, head - 1)) if head > 1 else 0
-    if depth == 0:
-        return None
-    pairs: list[list[Any]] = []
-    dropped: set[str] = set()  # senders: what follows a dropped nonce can't be included
-    for offset, number in enumerate(range(head - depth + 1, head + 1)):
-        block = await stage.chain.call("eth_getBlockByNumber", [hex(number), True])
-        for tx in block["transactions"] if block else []:
-            if tx["from"] not in dropped and chance.random() < share_included:
-                raw = await stage.chain.call("eth_getRawTransactionByHash", [tx["hash"]])
-                pairs.append([raw, offset])
-            else:
-                dropped.add(tx["from"])
-    try:
-        await stage.chain.call("anvil_reorg", [depth, pairs])
-    except RpcError as error:  # a block came in between, and what was to be included no longer fits
-        stage.notes[f"reorg refused: {str(error)[:60]}"] += 1
-        return None
+async def _reorg(stage: Stage, chance: random.Random, kind: str, choose: Choose) -> Happened | None:
+    """`choose` says of a mined transaction which bytes the new blocks have in its place, or None for nothing."""
+    async with stage.chain.alone() as rpc:
+        head = int(await rpc.call("eth_blockNumber"), 16)
+        if head <= 1:
+            return None
+        depth = chance.randint(1, min(stage.plan.required_depth + 2, head - 1))
+        pairs: list[tuple[str, int]] = []
+        gone: set[str] = set()  # senders: what follows a dropped nonce can't be included
+        for offset, number in enumerate(range(head - depth + 1, head + 1)):
+            block = await rpc.call("eth_getBlockByNumber", [hex(number), True])
+            for tx in block["transactions"]:
+                raw = None if tx["from"] in gone else await choose(rpc, tx)
+                if raw is None:
+                    gone.add(tx["from"])
+                else:
+                    pairs.append((raw, offset))
+        try:
+            await rpc.call("anvil_reorg", [depth, pairs])
+        except RpcError as error:
+            stage.notes[f"reorg refused: {str(error)[:60]}"] += 1
+            return None
     return Happened(time.time(), kind, "chain", detail=f"depth {depth}, {len(pairs)} included")
 
 
+async def _the_same(rpc: JsonRpc, tx: dict[str, Any]) -> str | None:
+    raw: str = await rpc.call("eth_getRawTransactionByHash", [tx["hash"]])
+    return raw
+
+
 async def reorg_dropped(stage: Stage, chance: random.Random) -> Happened | None:
-    return await _reorg(stage, chance, "reorg_dropped", share_included=0.0)
+    async def choose(_rpc: JsonRpc, _tx: dict[str, Any]) -> str | None:
+        return None
+
+    return await _reorg(stage, chance, "reorg_dropped", choose)
 
 
 async def reorg_included(stage: Stage, chance: random.Random) -> Happened | None:
-    return await _reorg(stage, chance, "reorg_included", share_included=1.0)
+    return await _reorg(stage, chance, "reorg_included", _the_same)
 
 
 async def reorg_mixed(stage: Stage, chance: random.Random) -> Happened | None:
-    return await _reorg(stage, chance, "reorg_mixed", share_included=0.6)
+    async def choose(rpc: JsonRpc, tx: dict[str, Any]) -> str | None:
+        return await _the_same(rpc, tx) if chance.random() < 0.6 else None  # noqa: PLR2004 - a share
+
+    return await _reorg(stage, chance, "reorg_mixed", choose)
+
+
+async def reorg_replaced(stage: Stage, chance: random.Random) -> Happened | None:
+    """The new blocks have another attempt of the same transaction, where one was sent."""
+    replaced = 0
+
+    async def choose(rpc: JsonRpc, tx: dict[str, Any]) -> str | None:
+        nonlocal replaced
+        others = stage.record.others(tx["from"], int(tx["nonce"], 16), tx["hash"])
+        replaced += bool(others)
+        return chance.choice(others) if others else await _the_same(rpc, tx)
+
+    happened = await _reorg(stage, chance, "reorg_replaced", choose)
+    return happened if replaced else None
 
 
 async def eviction(stage: Stage, chance: random.Random) -> Happened | None:
@@ -201,8 +166,10 @@ async def eviction(stage: Stage, chance: random.Random) -> Happened | None:
 
 
 async def base_fee_spike(stage: Stage, chance: random.Random) -> Happened | None:
-    """What waits in the pool is underpriced until the fee has come down again."""
-    fee_wei = int(chance.uniform(3, 30) * _GWEI)
+    """What waits in the pool is underpriced until the fee has come down again, or somebody pays more."""
+    block = await stage.chain.call("eth_getBlockByNumber", ["pending", True])
+    caps_wei = [int(tx["maxFeePerGas"], 16) for tx in block["transactions"] if "maxFeePerGas" in tx]
+    fee_wei = min(int(max(caps_wei, default=_GWEI) * chance.uniform(1.1, 4)), _BASE_FEE_WEI_MOST)
     await stage.chain.call("anvil_setNextBlockBaseFeePerGas", [hex(fee_wei)])
     return Happened(time.time(), "base_fee_spike", "chain", detail=f"{fee_wei / _GWEI:.1f} gwei")
 

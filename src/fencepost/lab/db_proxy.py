@@ -3,10 +3,11 @@
 - `cut`: connections are reset and new ones are refused, as when the server or the network is gone.
 - `black_hole`: nothing passes either way, and nobody is told: connections stay open and silent.
 - `drop_answers`: what the node asks still reaches the server and is done; the answers never come.
+- `hold_commits`: what the node asks is done, but the message that ends the transaction is kept back until `heal`.
 - `delay`: every chunk takes its time, in order.
 
-Each hits all connections and those that come, or, given a share and dice, some of those that are open. `heal` ends any
-of them. Connections that have lost bytes are reset then: they could not be understood any more.
+Each hits all connections and those that come, or, given dice, some of those that are open. `heal` ends any of them.
+Connections that have lost bytes are reset then: they could not be understood any more. What was kept back goes on its way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 _CHUNK_BYTES = 64 * 1024
-Fault = Literal["none", "cut", "black_hole", "drop_answers"]
+_SYNC = b"S\x00\x00\x00\x04"  # the message that ends an implicit transaction
+Fault = Literal["none", "cut", "black_hole", "drop_answers", "hold_commits"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +31,10 @@ class _Link:
     node: asyncio.StreamWriter
     server: asyncio.StreamWriter
     fault: Fault = "none"
+    may_commit: asyncio.Event = field(default_factory=asyncio.Event)
 
     def reset(self) -> None:
+        self.may_commit.set()
         self.node.transport.abort()
         self.server.transport.abort()
 
@@ -51,6 +55,7 @@ class DbProxy:
         for link in self._links:
             if some is None or some.random() < 0.5:  # noqa: PLR2004 - a coin each
                 link.fault = fault
+                link.may_commit.clear()
                 if fault == "cut":
                     link.reset()
 
@@ -65,7 +70,10 @@ class DbProxy:
         self.fault = "none"
         self.delay_s = 0.0
         for link in self._links:
-            if link.fault != "none":
+            if link.fault == "hold_commits":
+                link.fault = "none"
+                link.may_commit.set()
+            elif link.fault != "none":
                 link.reset()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,11 +105,22 @@ class DbProxy:
                     await asyncio.sleep(self.delay_s)
                 if link.fault == "black_hole" or (link.fault == "drop_answers" and is_answer):
                     continue
+                if link.fault == "hold_commits" and not is_answer:
+                    chunk = await self._held(link, chunk, target)
                 if target.transport.is_closing():
                     break
                 target.write(chunk)
                 await target.drain()
         link.reset()
+
+    async def _held(self, link: _Link, chunk: bytes, target: asyncio.StreamWriter) -> bytes:
+        """What is left to pass on once it may: the end of a transaction, if the chunk has one."""
+        if not chunk.endswith(_SYNC):
+            return chunk
+        target.write(chunk.removesuffix(_SYNC))
+        await target.drain()
+        await link.may_commit.wait()
+        return _SYNC
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 A share of the requests, drawn by seed, gets one of: an error without having been asked, no answer for a while and then
 a reset, or the execution and then an error. Besides, an endpoint may lie about nonces, or lag: it then answers as the
-chain was some blocks ago. Sends are recorded just before they are passed on, with the hash of their bytes.
+chain was some blocks ago. Sends are recorded just before they are passed on, with the hash of their bytes. What is
+passed on shares the passage to the chain's node with everybody else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from aiohttp import web
 
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.lab.history import ChainTx, Sent, effect_of
+from fencepost.lab.passage import Passage
 
 HANG_S = 2.5
 _BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -53,12 +55,18 @@ class Record:
     sent: list[Sent] = field(default_factory=list)
     injected: Counter[str] = field(default_factory=Counter)
     _decoded: dict[str, ChainTx] = field(default_factory=dict)
+    _raw: dict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def note(self, raw: str, via: str) -> None:
         tx = self._decoded.get(raw)
         if tx is None:
             tx = self._decoded[raw] = as_chain_tx(bytes.fromhex(raw.removeprefix("0x")))
+            self._raw[tx.signer, tx.nonce].append(raw)
         self.sent.append(Sent(time.time(), tx, via))
+
+    def others(self, signer: str, nonce: int, tx_hash: str) -> list[str]:
+        """Other bytes that were sent for the same nonce."""
+        return [raw for raw in self._raw[signer.lower(), nonce] if self._decoded[raw].hash != tx_hash]
 
 
 def as_chain_tx(raw: bytes) -> ChainTx:
@@ -75,6 +83,7 @@ class RpcProxy:
     record: Record
     chance: random.Random
     session: aiohttp.ClientSession
+    passage: Passage
     url: str = ""
     faults: RpcFaults = field(default_factory=RpcFaults)
 
@@ -90,7 +99,8 @@ class RpcProxy:
             await asyncio.sleep(HANG_S)
             return _reset(request)
         try:
-            answers = await self._asked(body if isinstance(body, list) else [body])
+            async with self.passage.shared():
+                answers = await self._asked(body if isinstance(body, list) else [body])
         except (aiohttp.ClientError, TimeoutError):
             return _reset(request)
         if fate == "executed":
@@ -178,12 +188,12 @@ def _reset(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def rpc_proxy(
-    name: str, upstream_url: str, *, record: Record, chance: random.Random
+    name: str, upstream_url: str, *, record: Record, chance: random.Random, passage: Passage
 ) -> AsyncIterator[RpcProxy]:
     timeout = aiohttp.ClientTimeout(total=10)
     connector = aiohttp.TCPConnector(limit=32)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        made = RpcProxy(name, upstream_url, record, chance, session)
+        made = RpcProxy(name, upstream_url, record, chance, session, passage)
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.router.add_post("/", made.handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
