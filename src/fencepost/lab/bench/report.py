@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from importlib import metadata
 from pathlib import Path
 
 
@@ -37,25 +34,6 @@ class Figure:
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "ratio": self.ratio, "reached": self.is_reached}
-
-
-def machine(**versions: str) -> dict[str, str]:
-    """What the figures were measured on."""
-    return {
-        "cores": str(os.cpu_count()),
-        "memory": _memory(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "fencepost": metadata.version("fencepost"),
-        "asyncpg": metadata.version("asyncpg"),
-        "load before": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        **versions,
-    }
-
-
-def _memory() -> str:
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return f"{pages / 2**30:.0f} GiB"
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str, str]]:

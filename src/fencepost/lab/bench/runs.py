@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from fencepost.errors import Unready
 from fencepost.lab.bench import end_to_end, responsiveness, scale, throughput
-from fencepost.lab.bench.report import Figure, machine
+from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.stage import Stage, open_stage
+from fencepost.lab.machine import machine
 
 FIGURES: dict[str, Callable[[Stage], Awaitable[list[Figure]]]] = {
     "accept": throughput.accept,
