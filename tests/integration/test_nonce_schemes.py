@@ -171,7 +171,7 @@ async def test_redis_full_does_not_write_an_older_state_over_a_newer(lab: NonceL
     await lab.link().command("SADD", f"fencepost:nonce:{{{ALICE}}}:dirty", 0)
     await port.tend_once()
     assert [row["state"] for row in await lab.slots(ALICE)] == ["CONSUMED"]
-    assert port.refused == 1
+    assert port._behind.refused == 1
 
 
 # ---- leased

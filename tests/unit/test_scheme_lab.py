@@ -49,3 +49,14 @@ def test_the_page_shows_every_scheme_and_every_duplicate() -> None:
     assert report.is_fast_enough
     schemes["leased"] = Measured(slow, slow)
     assert not report.is_fast_enough
+
+
+def test_redis_full_is_compared_with_the_bare_script_under_equal_load() -> None:
+    fast, slow = Rate(1500, 1, 2), Rate(100, 1, 2)
+    schemes = {name: Measured(slow if name == "postgres" else fast, fast) for name in SCHEMES}
+
+    def is_fast_enough(pipelined: float) -> bool:
+        return Report({}, slow, Rate(pipelined, 1, 2), schemes).is_fast_enough
+
+    assert is_fast_enough(2200)
+    assert not is_fast_enough(2300)

@@ -18,6 +18,7 @@ from fencepost.domain.ids import Signer
 from fencepost.errors import FencepostError
 from fencepost.lab.scheme_stage import EXPECTED
 from fencepost.nonce.port import Hold, NoncePort
+from fencepost.nonce.redis_full import MOST_CALLS_A_PIPELINE, PARALLEL_PIPELINES
 from fencepost.nonce.redis_link import RedisLink
 
 CALLERS = 64
@@ -58,7 +59,10 @@ async def measure(port: NoncePort, signers: Sequence[Signer], seconds: float) ->
 
 
 async def measure_bare_lua(url: str, seconds: float, *, pipelined: bool) -> Rate:
-    """What Redis and its client give for a script that only counts: the ceiling of `redis_full`."""
+    """What Redis and its client give for a script that only counts, one a call, to the callers of `measure`.
+
+    Pipelined is equal load: the same callers, the same client, and what waits travels together as in `redis_full`.
+    """
     link = RedisLink(url, timeout_s=10)
     sha = await link.command("SCRIPT", "LOAD", _BARE)
     command = ("EVALSHA", sha, 1, "fencepost:lab:bare", 1)
@@ -66,7 +70,7 @@ async def measure_bare_lua(url: str, seconds: float, *, pipelined: bool) -> Rate
     async def run_all(commands: Sequence[tuple[object, ...]]) -> list[object]:
         return await link.pipeline(list(commands))
 
-    together = GroupCommit(run_all, most_items=200, parallel=2)
+    together = GroupCommit(run_all, most_items=MOST_CALLS_A_PIPELINE, parallel=PARALLEL_PIPELINES)
     latencies_s: list[float] = []
     began_s = time.perf_counter()
 

@@ -3,20 +3,58 @@
 Five keys a signer, always in this order: `meta` (a hash: next, revision, floor), `slots` (nonce to its state), `released`
 (by nonce), `held` (by the end of the hold, in ms of Redis's clock), `dirty` (nonces whose state is not in PostgreSQL
 yet). A slot is `revision|STATE|token|end in ms|hash`.
+
+A script takes at most `MOST_AT_ONCE` nonces: what it hands to one command must fit Lua's stack. Many values travel as
+one text, apart by spaces, because reading an answer value by value costs the client more than Redis.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha1
+from typing import Any
+
+from fencepost.domain.ids import Signer
+
+SIGNERS_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", sha1(self.text.encode(), usedforsecurity=False).hexdigest())
+
+    def call(self, signer: Signer, *arguments: object) -> tuple[Any, ...]:
+        return ("EVALSHA", self.sha, *_keys_of(signer), *arguments)
+
+
+@lru_cache(SIGNERS_REMEMBERED)
+def _keys_of(signer: Signer) -> tuple[Any, ...]:
+    """How many, then which; with a hash tag, so that a cluster keeps them together."""
+    names = ("meta", "slots", "released", "held", "dirty")
+    return (len(names), *[f"fencepost:nonce:{{{signer}}}:{name}" for name in names])
+
+
+def meta_key(signer: Signer) -> str:
+    return str(_keys_of(signer)[1])
+
+
+def slots_key(signer: Signer) -> str:
+    return str(_keys_of(signer)[2])
+
 
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
-# count, token, hold in ms → nonces; none when nothing is loaded.
-ALLOCATE = (
+# count, token, hold in ms → "nonce nonce …"; "" when nothing is loaded.
+ALLOCATE = Script(
     _NOW
     + """
 local known = redis.call('HMGET', KEYS[1], 'next', 'floor')
-if not known[1] then return {} end
+if not known[1] then return '' end
 local count = tonumber(ARGV[1])
 local ends = string.format('%.0f', now + ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. known[2])
@@ -31,17 +69,20 @@ if fresh > 0 then
 end
 local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
 local slot = string.format('%.0f', revision) .. '|HELD|' .. ARGV[2] .. '|' .. ends .. '|'
-for _, nonce in ipairs(nonces) do
-  redis.call('HSET', KEYS[2], nonce, slot)
-  redis.call('ZADD', KEYS[4], ends, nonce)
-  redis.call('SADD', KEYS[5], nonce)
+local slots, times = {}, {}
+for i, nonce in ipairs(nonces) do
+  slots[2 * i - 1], slots[2 * i] = nonce, slot
+  times[2 * i - 1], times[2 * i] = ends, nonce
 end
-return nonces
+redis.call('HSET', KEYS[2], unpack(slots))
+redis.call('ZADD', KEYS[4], unpack(times))
+redis.call('SADD', KEYS[5], unpack(nonces))
+return table.concat(nonces, ' ')
 """
 )
 
 # nonce, slot as it must be, new state, rest of the new slot → 1 if it was so.
-CHANGE = """
+CHANGE = Script("""
 if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
 local revision = string.format('%.0f', redis.call('HINCRBY', KEYS[1], 'revision', 1))
 redis.call('HSET', KEYS[2], ARGV[1], revision .. '|' .. ARGV[3] .. '|' .. ARGV[4])
@@ -49,10 +90,10 @@ redis.call('ZREM', KEYS[4], ARGV[1])
 if ARGV[3] == 'RELEASED' then redis.call('ZADD', KEYS[3], ARGV[1], ARGV[1]) end
 redis.call('SADD', KEYS[5], ARGV[1])
 return 1
-"""
+""")
 
 # what the chain has seen, how many at most → how many were released.
-RECLAIM = (
+RECLAIM = Script(
     _NOW
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -73,33 +114,41 @@ return released
 """
 )
 
-# how many at most → Redis's time in ms, then nonce, slot, nonce, slot …
-PICK = (
+# how many at most → "Redis's time in ms", or "time nonce slot nonce slot …"; a slot that is gone is "-".
+PICK = Script(
     _NOW
     + """
 local picked = {string.format('%.0f', now)}
-for _, nonce in ipairs(redis.call('SRANDMEMBER', KEYS[5], ARGV[1])) do
-  picked[#picked + 1] = nonce
-  picked[#picked + 1] = redis.call('HGET', KEYS[2], nonce) or ''
+local nonces = redis.call('SRANDMEMBER', KEYS[5], ARGV[1])
+if #nonces == 0 then return picked[1] end
+for i, slot in ipairs(redis.call('HMGET', KEYS[2], unpack(nonces))) do
+  picked[2 * i] = nonces[i]
+  picked[2 * i + 1] = slot or '-'
 end
-return picked
+return table.concat(picked, ' ')
 """
 )
 
-# nonce, slot, nonce, slot … as they were written to PostgreSQL; a consumed one is forgotten here.
-SETTLE = """
-for i = 1, #ARGV, 2 do
-  local slot = redis.call('HGET', KEYS[2], ARGV[i]) or ''
-  if slot == ARGV[i + 1] then
-    redis.call('SREM', KEYS[5], ARGV[i])
-    if string.find(slot, '|CONSUMED|', 1, true) then redis.call('HDEL', KEYS[2], ARGV[i]) end
+# "time nonce slot nonce slot …" as it was picked and written to PostgreSQL; a consumed one is forgotten here.
+SETTLE = Script("""
+local nonces, slots = {}, {}
+for nonce, slot in string.gmatch(ARGV[1], ' (%d+) ([^ ]+)') do
+  nonces[#nonces + 1], slots[#slots + 1] = nonce, slot
+end
+local settled, forgotten = {}, {}
+for i, slot in ipairs(redis.call('HMGET', KEYS[2], unpack(nonces))) do
+  if (slot or '-') == slots[i] then
+    settled[#settled + 1] = nonces[i]
+    if slot and string.find(slot, '|CONSUMED|', 1, true) then forgotten[#forgotten + 1] = nonces[i] end
   end
 end
-return redis.call('SCARD', KEYS[5])
-"""
+if #settled > 0 then redis.call('SREM', KEYS[5], unpack(settled)) end
+if #forgotten > 0 then redis.call('HDEL', KEYS[2], unpack(forgotten)) end
+return #settled
+""")
 
 # revision as it must be ('' for none), next, revision, floor, then nonce, STATE, token, ms left, hash … → 1 if it was so.
-RELOAD = (
+RELOAD = Script(
     _NOW
     + """
 if (redis.call('HGET', KEYS[1], 'revision') or '') ~= ARGV[1] or redis.call('SCARD', KEYS[5]) > 0 then return 0 end
@@ -117,7 +166,3 @@ return 1
 )
 
 ALL = (ALLOCATE, CHANGE, RECLAIM, PICK, SETTLE, RELOAD)
-
-
-def digest(script: str) -> str:
-    return sha1(script.encode(), usedforsecurity=False).hexdigest()

@@ -16,33 +16,31 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.errors import NonceUnavailable
 from fencepost.nonce import lua
-from fencepost.nonce.port import Hold, Mark, NonceState, SignerStatus, Slot, check_request, is_done
-from fencepost.nonce.records import Records, holds
+from fencepost.nonce.port import MOST_AT_ONCE, Hold, Mark, NonceState, SignerStatus, check_request, is_done
+from fencepost.nonce.records import Records
 from fencepost.nonce.redis_link import RedisDown, RedisLink
+from fencepost.nonce.write_behind import StoredSlot, WriteBehind
 
 _log = logging.getLogger(__name__)
 
 MOST_CALLS_A_PIPELINE = 200
 PARALLEL_PIPELINES = 2
-MOST_PICKED = 1000
 MOST_LOADED = 5000
 MOST_RECLAIMED = 1000
 _TRIES = 10
-_FLUSHES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     signer: Signer
     count: int
-    token: UUID
     hold_ms: int
 
 
@@ -52,7 +50,7 @@ class RedisFullNonces:
         self._link = link
         self._loaded: dict[Signer, int] = {}  # at which generation of the link
         self._past: dict[Signer, int] = {}  # above all that was given here
-        self.refused = 0  # states that PostgreSQL did not take: somebody else had the nonce
+        self._behind = WriteBehind(records.pool, link)
         self._calls = GroupCommit(
             self._allocate_batch, most_items=MOST_CALLS_A_PIPELINE, parallel=PARALLEL_PIPELINES
         )
@@ -62,36 +60,51 @@ class RedisFullNonces:
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
         check_request(count=count, hold_for_s=hold_for_s)
         await self._records.open(signer)
-        call = _Call(signer, count, uuid4(), int(hold_for_s * 1000))
+        call = _Call(signer, count, int(hold_for_s * 1000))
         for _ in range(_TRIES):
             if not self._link.is_up:
                 break
             try:
                 if self._loaded.get(signer) != self._link.generation:
                     await self._load(signer)
-                nonces = await self._calls.submit(call)
+                given = await self._calls.submit(call)
             except RedisDown:
                 continue
-            if nonces:
-                self._past[signer] = max(self._past.get(signer, 0), max(nonces) + 1)
-                return holds(signer, nonces, call.token)
+            if given:
+                return given
             self._loaded.pop(signer, None)  # Redis has forgotten it
         floor = self._past.get(signer, 0)
         return await self._records.take(signer, count=count, hold_for_s=hold_for_s, floor=floor)
 
-    async def _allocate_batch(self, calls: Sequence[_Call]) -> Sequence[list[int]]:
+    async def _allocate_batch(self, calls: Sequence[_Call]) -> Sequence[list[Hold]]:
+        """One script for all who wait for the same signer; they share a token, and the longest time that was asked."""
+        groups = _by_signer(calls)
+        tokens = [uuid4() for _ in groups]
         commands = [
-            _command(lua.ALLOCATE, call.signer, call.count, call.token.hex, call.hold_ms) for call in calls
+            lua.ALLOCATE.call(
+                group[0].signer,
+                sum(call.count for call in group),
+                token.hex,
+                max(call.hold_ms for call in group),
+            )
+            for group, token in zip(groups, tokens, strict=True)
         ]
-        return [[int(nonce) for nonce in got] for got in await self._link.pipeline(commands)]
+        given: dict[int, list[Hold]] = {}
+        for group, token, got in zip(groups, tokens, await self._link.pipeline(commands), strict=True):
+            signer, nonces = group[0].signer, sorted(map(int, got.split()), reverse=True)
+            if nonces:
+                self._past[signer] = max(self._past.get(signer, 0), nonces[0] + 1)
+            for call in group:  # in the order of asking, from the smallest nonce up
+                given[id(call)] = [Hold(signer, nonces.pop(), token) for _ in range(call.count) if nonces]
+        return [given[id(call)] for call in calls]
 
     async def _load(self, signer: Signer) -> None:
         """Make Redis's state of a signer anew from PostgreSQL, once nothing in Redis is ahead of it."""
         generation = self._link.generation
-        await self._link.pipeline([("SCRIPT", "LOAD", script) for script in lua.ALL])
+        await self._link.pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
         for _ in range(_TRIES):
-            before = (await self._link.pipeline([("HGET", _keys(signer)[0], "revision")]))[0]
-            await self._flush([signer])
+            before = await self._link.command("HGET", lua.meta_key(signer), "revision")
+            await self._behind.flush([signer])
             key = signer.chain_id, signer.address
             rows = await self._records.pool.fetch(sql("nonce_live_slots"), *key, MOST_LOADED)
             revision = await self._records.pool.fetchval(sql("nonce_last_revision"), *key)
@@ -105,7 +118,7 @@ class RedisFullNonces:
                 token = row["hold"].hex if row["hold"] else ""
                 left_ms = int(row["expires_in_s"] * 1000)
                 state += [row["nonce"], row["state"], token, left_ms, row["tx_hash"] or ""]
-            if (await self._link.pipeline([_command(lua.RELOAD, signer, *state)]))[0]:
+            if await self._link.command(*lua.RELOAD.call(signer, *state)):
                 self._loaded[signer] = generation
                 return
         raise RedisDown("others change Redis faster than it can be loaded")
@@ -122,23 +135,23 @@ class RedisFullNonces:
         await self._mark(Mark(hold, NonceState.RELEASED))
 
     async def _mark(self, mark: Mark) -> None:
-        slots, nonce = _keys(mark.hold.signer)[1], mark.hold.nonce
+        signer, nonce = mark.hold.signer, mark.hold.nonce
         for _ in range(_TRIES):
             if not self._link.is_up:
                 await self._mark_without_redis(mark)
                 return
             try:
-                text = (await self._link.pipeline([("HGET", slots, nonce)]))[0]
+                text = await self._link.command("HGET", lua.slots_key(signer), nonce)
                 if text is None:  # consumed long ago, or lost
                     await self._records.mark(mark)
                     return
-                stored = _Stored.parse(text)
+                stored = StoredSlot.parse(text)
                 if is_done(mark, stored.slot):
                     return
                 tx_hash = mark.tx_hash or stored.slot.tx_hash or ""
                 rest = f"{mark.hold.token.hex}|{stored.ends_ms}|{tx_hash}"
-                change = _command(lua.CHANGE, mark.hold.signer, nonce, text, mark.state.value, rest)
-                if (await self._link.pipeline([change]))[0]:
+                change = lua.CHANGE.call(signer, nonce, text, mark.state.value, rest)
+                if await self._link.command(*change):
                     return
             except RedisDown:
                 continue
@@ -167,7 +180,7 @@ class RedisFullNonces:
         try:
             if self._loaded.get(signer) != self._link.generation:
                 await self._load(signer)
-            released = (await self._link.pipeline([_command(lua.RECLAIM, signer, floor, MOST_RECLAIMED)]))[0]
+            released = await self._link.command(*lua.RECLAIM.call(signer, floor, MOST_RECLAIMED))
         except RedisDown as error:
             raise NonceUnavailable("Redis gave no answer; nothing is known to be released") from error
         return int(released)
@@ -176,98 +189,37 @@ class RedisFullNonces:
         """As PostgreSQL knows it, after writing down what Redis has."""
         if self._link.is_up and signer in self._loaded:
             try:
-                await self._flush([signer])
+                await self._behind.flush([signer])
             except RedisDown:
                 _log.warning("Redis gave no answer; the status of %s may be behind", signer)
         return await self._records.status(signer)
-
-    # ---- writing behind
 
     async def tend_once(self) -> int:
         """Write down what Redis has and PostgreSQL does not; look for Redis if it was gone."""
         if not await self._link.probe():
             return 0
         try:
-            return await self._flush(list(self._loaded))
+            return await self._behind.flush(list(self._loaded))
         except RedisDown as error:
             _log.warning("not written down yet: %s", error)
             return 0
 
-    async def _flush(self, signers: Sequence[Signer]) -> int:
-        """What is dirty now, in pages."""
-        written, left = 0, list(signers)
-        for _ in range(_FLUSHES_MAX):
-            if not left:
-                break
-            picked = await self._link.pipeline([_command(lua.PICK, signer, MOST_PICKED) for signer in left])
-            work = [(signer, got) for signer, got in zip(left, picked, strict=True) if len(got) > 1]
-            if not work:
-                break
-            await self._write_down(work)
-            written += sum(len(got) // 2 for _, got in work)
-            await self._link.pipeline([_command(lua.SETTLE, signer, *got[1:]) for signer, got in work])
-            # What came meanwhile waits for the next turn: chasing it would write row by row.
-            left = [signer for signer, got in work if len(got) > 2 * MOST_PICKED]
-        return written
-
-    async def _write_down(self, work: Sequence[tuple[Signer, list[str]]]) -> None:
-        rows = [
-            (signer, int(nonce), stored, (stored.ends_ms - int(got[0])) / 1000)
-            for signer, got in work
-            for nonce, stored in _parse_pairs(got[1:])
-        ]
-        taken = await self._records.pool.fetch(
-            sql("nonce_write_behind"),
-            [signer.chain_id for signer, _, _, _ in rows],
-            [signer.address for signer, _, _, _ in rows],
-            [nonce for _, nonce, _, _ in rows],
-            [stored.slot.state.value for _, _, stored, _ in rows],
-            [stored.slot.token for _, _, stored, _ in rows],
-            [stored.slot.tx_hash for _, _, stored, _ in rows],
-            [left_s for _, _, _, left_s in rows],
-            [stored.revision for _, _, stored, _ in rows],
-        )
-        self.refused += len(rows) - len(taken)
-
     async def close(self) -> None:
         await self._calls.drain()
         if self._link.is_up and self._loaded:
-            await self._flush(list(self._loaded))
+            await self._behind.flush(list(self._loaded))
         await self._records.drain()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    revision: int
-    slot: Slot
-    ends_ms: int
-
-    @classmethod
-    def parse(cls, text: str) -> _Stored:
-        revision, state, token, ends_ms, tx_hash = text.split("|")
-        return cls(
-            revision=int(revision),
-            slot=Slot(
-                NonceState(state), UUID(token) if token else None, TxHash(tx_hash) if tx_hash else None
-            ),
-            ends_ms=int(ends_ms),
-        )
-
-
-def _parse_pairs(pairs: Sequence[str]) -> list[tuple[int, _Stored]]:
-    """A slot that is gone was written down by somebody else and forgotten."""
-    return [
-        (int(nonce), _Stored.parse(text)) for nonce, text in zip(pairs[::2], pairs[1::2], strict=True) if text
-    ]
-
-
-def _keys(signer: Signer) -> tuple[str, ...]:
-    """With a hash tag, so that a cluster keeps them together."""
-    return tuple(
-        f"fencepost:nonce:{{{signer}}}:{name}" for name in ("meta", "slots", "released", "held", "dirty")
-    )
-
-
-def _command(script: str, signer: Signer, *arguments: object) -> tuple[Any, ...]:
-    keys = _keys(signer)
-    return ("EVALSHA", lua.digest(script), len(keys), *keys, *arguments)
+def _by_signer(calls: Sequence[_Call]) -> list[list[_Call]]:
+    """In groups for one signer, of no more nonces than a script takes."""
+    groups: list[list[_Call]] = []
+    open_at: dict[Signer, tuple[int, int]] = {}  # which group takes more, and how much it has
+    for call in calls:
+        at, taken = open_at.get(call.signer, (-1, MOST_AT_ONCE))
+        if taken + call.count > MOST_AT_ONCE:
+            at, taken = len(groups), 0
+            groups.append([])
+        groups[at].append(call)
+        open_at[call.signer] = at, taken + call.count
+    return groups
