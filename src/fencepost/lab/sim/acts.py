@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.states import CursorState, State
+from fencepost.lab.sim import failing_over
 from fencepost.lab.sim.plan import Fault
+from fencepost.lab.sim.weather import EVERYWHERE
 
 if TYPE_CHECKING:
     from fencepost.lab.sim.world import World
@@ -27,9 +29,24 @@ def strike(world: World, fault: Fault) -> None:
         world.records.struck(fault.kind, f"n{fault.slot}", fault.flavour, fault.size)
 
 
+def _somewhere(world: World, fault: Fault) -> bool:
+    """At one node, for a while."""
+    world.weather.begin(fault.kind, fault.slot, length_s=fault.length_s, size=fault.size or 1)
+    return fault.kind not in _COUNT_THEMSELVES
+
+
+def _everywhere(world: World, fault: Fault) -> bool:
+    world.weather.begin(fault.kind, EVERYWHERE, length_s=fault.length_s)
+    return fault.kind not in _COUNT_THEMSELVES
+
+
 def _down(world: World, fault: Fault) -> bool:
-    where = -1 if fault.flavour == "all" else fault.slot
-    world.down_until_s[fault.kind.removesuffix("_down"), where] = world.loop.time() + fault.length_s
+    return (_everywhere if fault.flavour == "all" else _somewhere)(world, fault)
+
+
+def _db_restart(world: World, _fault: Fault) -> bool:
+    world.database.restart()
+    world.weather.begin("db_down", EVERYWHERE, length_s=1.0)
     return True
 
 
@@ -41,7 +58,7 @@ def _nonce_lags(world: World, fault: Fault) -> bool:
 
 def _nonce_lies(world: World, fault: Fault) -> bool:
     by = fault.size if fault.flavour == "high" else -fault.size
-    world.lies[fault.slot] = (world.loop.time() + fault.length_s, by)
+    world.weather.begin(fault.kind, fault.slot, length_s=fault.length_s, size=by)
     return True
 
 
@@ -49,16 +66,6 @@ def _fee_spike(world: World, fault: Fault) -> bool:
     world.chain.base_fee_wei = SPIKE_WEI
     world.loop.call_later(fault.length_s, setattr, world.chain, "base_fee_wei", BASE_FEE_WEI)
     return True
-
-
-def _no_blocks(world: World, fault: Fault) -> bool:
-    world.no_blocks_until_s = world.loop.time() + fault.length_s
-    return True
-
-
-def _hints_lost(world: World, fault: Fault) -> bool:
-    world.hints_lost_until_s = world.loop.time() + fault.length_s
-    return False  # each hint that is lost counts
 
 
 def _asked(world: World, fault: Fault) -> bool:
@@ -108,7 +115,8 @@ async def _roll(world: World) -> None:
 
 
 def _ours(world: World, hashes: Iterable[TxHash]) -> list[TxHash]:
-    return sorted(tx_hash for tx_hash in hashes if tx_hash not in world.records.strangers)
+    foreign = world.records.foreign()
+    return sorted(tx_hash for tx_hash in hashes if tx_hash not in foreign)
 
 
 def _evict(world: World, fault: Fault) -> bool:
@@ -130,9 +138,18 @@ def _reorg(world: World, fault: Fault) -> bool:
     return True
 
 
+def _fork_unwatched(world: World, fault: Fault) -> bool:
+    """Everybody is down while the chain forks."""
+    for slot in range(len(world.slots)):
+        world.kill(slot, start_again_in_s=fault.length_s)
+    world.loop.call_later(fault.length_s / 2, _reorg, world, fault, context=OUTSIDE)
+    return True
+
+
 def _fork(world: World, fault: Fault, depth: int) -> None:
     mined = world.chain.mined_in_newest(depth)  # in order
-    ours = [tx_hash for tx_hash, _, _ in mined if tx_hash not in world.records.strangers]
+    foreign = world.records.foreign()
+    ours = [tx_hash for tx_hash, _, _ in mined if tx_hash not in foreign]
     match fault.flavour:
         case "included":
             world.chain.reorg(depth, keep=[tx_hash for tx_hash, _, _ in mined])
@@ -171,16 +188,18 @@ def _remember(world: World, tx_hash: TxHash) -> None:
 async def _ask(world: World, fault: Fault) -> None:
     """A wish about one request or its signer; what it stops is let go on later."""
     tx_id = world.by_number.get(fault.size)
-    if tx_id is None:
+    if tx_id is None or world.weather.has("disk_full"):
         return
     signer = world.database.txs[tx_id].signer
     world.records.struck("asked", "person", fault.flavour, fault.size)
+    if fault.flavour == "unprotect":
+        await _decide(world, signer)
+        return
     if fault.flavour == "cancel":
         world.records.may_fail.add(tx_id)
     about = tx_id if fault.flavour in ("cancel", "bump", "suspend", "resubmit") else None
-    detail = {"decision": "keep"} if fault.flavour == "unprotect" else {}
     await world.accepting.ledger.ask(
-        signer, fault.flavour, tx_id=about, asked_by="person", reason=None, detail=detail
+        signer, fault.flavour, tx_id=about, asked_by="person", reason=None, detail={}
     )
     world.hint(signer)
 
@@ -203,10 +222,13 @@ async def person_helps(world: World) -> None:
 
 
 async def _decide(world: World, signer: Signer) -> None:
-    """Go on from the chain's nonce if a stranger has consumed nonces for good; wait while his bytes are pending."""
-    if any(tx_hash in world.records.strangers for tx_hash in world.chain.pool):
+    """Go on from the chain's nonce if others have consumed nonces for good; wait while their bytes may be mined."""
+    foreign = world.records.foreign()
+    if foreign & set(world.chain.mineable(signer.address)):
         return
-    consumed = any(sender == signer.address for sender, _ in world.chain.mined_by(world.records.strangers))
+    if await failing_over.cancel_what_was_done(world, signer):
+        return
+    consumed = any(sender == signer.address for sender, _ in world.chain.mined_by(foreign))
     await _tell(world, signer, "unprotect", decision="adopt" if consumed else "keep")
 
 
@@ -218,16 +240,29 @@ async def _tell(world: World, signer: Signer, command: str, **detail: str) -> No
     world.hint(signer)
 
 
+# Each call that they hit counts, not their beginning.
+_COUNT_THEMSELVES: Final = frozenset(
+    {"db_waits", "disk_full", "rpc_flaky", "receipts_withheld", "hints_lost"}
+)
+
 _ACTS: Final = {
     "db_down": _down,
+    "db_waits": _somewhere,
+    "db_restart": _db_restart,
+    "disk_full": _everywhere,
+    "fail_over": failing_over.fail_over,
     "rpc_down": _down,
+    "rpc_flaky": _somewhere,
     "nonce_lags": _nonce_lags,
     "nonce_lies": _nonce_lies,
+    "endpoint_lags": _somewhere,
+    "receipts_withheld": _somewhere,
     "evicted": _evict,
     "fee_spike": _fee_spike,
     "reorg": _reorg,
+    "fork_unwatched": _fork_unwatched,
     "stranger": _stranger,
-    "no_blocks": _no_blocks,
-    "hints_lost": _hints_lost,
+    "no_blocks": _everywhere,
+    "hints_lost": _everywhere,
     "asked": _asked,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NamedTuple
@@ -129,6 +130,15 @@ class FakeChain(Chain):
     def pool(self) -> frozenset[TxHash]:
         return frozenset(self._pool)
 
+    def behind(self, blocks: int) -> FakeChain:
+        """A node that has not seen the newest blocks: what they hold is pending there. What it takes, nobody else sees."""
+        shown = max(1, len(self._blocks) - blocks)
+        node = copy(self)
+        node._blocks = self._blocks[:shown]  # noqa: SLF001 - one of us
+        unseen = {tx.hash: tx for mined in self._blocks[shown:] for tx in mined.txs}
+        node._pool = unseen | self._pool  # noqa: SLF001 - as above
+        return node
+
     # What really stands, whatever a node says.
 
     @property
@@ -141,6 +151,11 @@ class FakeChain(Chain):
 
     def latest_nonce(self, address: Address) -> int:
         return self._blocks[-1].nonces.get(address, 0)
+
+    def mineable(self, address: Address) -> list[TxHash]:
+        """What the pool holds of this account without a gap below it."""
+        nonces = range(self.latest_nonce(address), self._pending_nonce(address))
+        return [tx.hash for tx in self._pool.values() if tx.sender == address and tx.nonce in nonces]
 
     def is_canonical(self, number: int, block_hash: BlockHash) -> bool:
         return 0 <= number < len(self._blocks) and self._blocks[number].header.hash == block_hash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from fencepost.domain.managed import Kind, ManagedTx, Purpose
@@ -22,7 +23,7 @@ from fencepost.lab.sim.world import World
 
 
 def judge(world: World) -> list[Violation]:
-    found = [*world.records.violations, *check(history(world)), *_ended_badly(world)]
+    found = [*world.records.violations, *check(history(world)), *_ended_badly(world), *_done_twice(world)]
     for failure in world.loop.failures:
         error = failure.get("exception")
         found.append(Violation(14, f"nobody caught {type(error).__name__}: {error}", str(failure["message"])))
@@ -39,12 +40,31 @@ def _named(text: str, names: dict[str, str]) -> str:
 
 def _ended_badly(world: World) -> Iterator[Violation]:
     """What failed or was cancelled must have had a reason that somebody outside gave."""
-    stolen = set(world.chain.mined_by(world.records.strangers))
+    stolen = set(world.chain.mined_by(world.records.foreign()))
     for tx in world.database.txs.values():
         if tx.state not in (State.FAILED, State.CANCELLED) or tx.tx_id in world.records.may_fail:
             continue
         if tx.nonce is None or (tx.signer.address, tx.nonce) not in stolen:
             yield Violation(8, f"{tx.tx_id} is {tx.state} without a reason ({tx.error})", tx.signer.address)
+
+
+def _done_twice(world: World) -> Iterator[Violation]:
+    """A request whose commit was lost may have been mined all the same; then it must not be mined again."""
+    lost = world.records.lost
+    if not lost:
+        return
+    effects = lost | {sent.tx.hash: sent.tx.effect for sent in world.records.sent}
+    times = Counter(
+        (sender, effects[tx_hash])
+        for _, txs in world.chain.canonical()
+        for tx_hash, sender, _ in txs
+        if tx_hash in effects
+    )
+    for sender, effect in {
+        (sender, effect) for (sender, effect), count in times.items() if count > 1 and effect in lost.values()
+    }:
+        if effect != effect_of(to=sender, value_wei=0, data=""):  # fillers are many
+            yield Violation(8, f"{effect!r} is mined twice: its commit was lost, its bytes were not", sender)
 
 
 def history(world: World) -> History:
@@ -65,7 +85,7 @@ def history(world: World) -> History:
         sent=tuple(records.sent),
         acknowledged=tuple(records.acknowledged),
         fenced=tuple(records.fenced),
-        strangers=frozenset(records.strangers),
+        strangers=frozenset(records.foreign()),
         quiet_within_s=world.settled_in_s,
     )
 

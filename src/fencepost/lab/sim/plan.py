@@ -51,6 +51,9 @@ _REFUSALS: Final = (
     SendCategory.FATAL,
 )
 
+# What a node may say though it took the bytes.
+_LIES_ABOUT_SENDS: Final = (*_REFUSALS, SendCategory.UNKNOWN, SendCategory.NONCE_TOO_LOW)
+
 # Kind → how often, relative to the others. The upper ones hit a call, the lower ones a moment.
 AT_CALL: Final[Mapping[str, int]] = {
     "crash_before": 5,
@@ -62,17 +65,26 @@ AT_CALL: Final[Mapping[str, int]] = {
     "rpc_answer_lost": 5,
     "rpc_refused": 3,
     "send_refused": 4,
+    "refused_but_taken": 3,
     "slow_call": 3,
     "key_failure": 1,
 }
 AT_TIME: Final[Mapping[str, int]] = {
     "db_down": 3,
+    "db_waits": 2,
+    "db_restart": 1,
+    "disk_full": 1,
+    "fail_over": 4,
     "rpc_down": 3,
+    "rpc_flaky": 3,
     "nonce_lags": 2,
     "nonce_lies": 2,
+    "endpoint_lags": 3,
+    "receipts_withheld": 2,
     "evicted": 4,
     "fee_spike": 2,
     "reorg": 6,
+    "fork_unwatched": 2,
     "stranger": 1,
     "clock_jump": 3,
     "restart": 3,
@@ -208,6 +220,8 @@ def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
         calls = _CHAIN_CALLS
     elif kind == "send_refused":
         calls, flavour = ("send",), rng.choice(_REFUSALS).value
+    elif kind == "refused_but_taken":
+        calls, flavour = ("send",), rng.choice(_LIES_ABOUT_SENDS).value
     elif kind == "key_failure":
         calls = ("sign",)
     call = rng.choice(calls)
@@ -224,7 +238,6 @@ def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
 
 def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
     """What a fault of this kind needs to be said besides its moment."""
-    length_s = rng.uniform(0.5, 1.5 * TTL_S)
     size, flavour = 0, ""
     match fault.kind:
         case "db_down" | "rpc_down":
@@ -234,16 +247,22 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
         case "nonce_lies":
             size = rng.randint(1, 3)
             flavour = rng.choice(("low", "high")) if setup.strict else "low"
-        case "evicted":
-            size = rng.randrange(4)
-        case "reorg":
+        case "evicted" | "endpoint_lags":
+            size = rng.randint(1, 5)
+        case "reorg" | "fork_unwatched":
             size, flavour = rng.randint(1, setup.required + 2), rng.choice(_REORGS)
         case "stranger":
             size, flavour = rng.randrange(setup.signers), rng.choice(("next", "instead"))
-        case "clock_jump":
-            length_s = rng.uniform(-60.0, 60.0)
         case "asked":
             size, flavour = rng.randint(1, 12), rng.choice(_WISHES)
         case _:
             pass
-    return replace(fault, length_s=length_s, size=size, flavour=flavour)
+    return replace(fault, length_s=_length_s(rng, fault.kind), size=size, flavour=flavour)
+
+
+def _length_s(rng: random.Random, kind: str) -> float:
+    if kind == "clock_jump":
+        return rng.uniform(-60.0, 60.0)
+    if kind == "fail_over":
+        return rng.uniform(0.2, 9.0)  # as much of the last commits is lost
+    return rng.uniform(0.5, 1.5 * TTL_S)

@@ -1,166 +1,38 @@
-"""The ports as a simulated process has them: each call takes a while, may fail as planned, and is written down.
-
-A call is three moments: it is made, it takes effect, it is answered. A process can be killed or paused between any two
-of them, and a fault can take the answer away after the effect.
-"""
+"""The ports as a simulated process has them: behind a gate, in whatever weather there is."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import UUID
 
-from fencepost.application.ports import LaneWrite, Written
-from fencepost.domain.ids import Address
+from fencepost.application.ports import LaneWrite, Receipt, Written
+from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import SignedTx, UnsignedTx
 from fencepost.errors import RpcUnavailable, SigningError
 from fencepost.lab.sim.chain import FakeChain
+from fencepost.lab.sim.gate import Gate, SimClock
 from fencepost.lab.sim.keys import SimKeys, decode
 from fencepost.lab.sim.ledger import FakeLedger
-from fencepost.lab.sim.loop import Process, SimLoop
-from fencepost.lab.sim.plan import Fault
-from fencepost.lab.sim.records import Records
+from fencepost.lab.sim.plan import TTL_S, Fault
 
-# Most calls are quick, some are slow enough for others to come between.
-_DELAYS_S: Final = (
-    *(0.002 * n for n in range(40)),
-    *(0.02 * n for n in range(16)),
-    *(0.1 * n for n in range(8)),
-)
+# Of the calls to a node that fails now and then; half of those took effect.
+FLAKY_CALLS: Final = 0.3
 
-LATE_ANSWERS: Final = 0.2
+# Nobody waits longer than this for a connection of an exhausted pool.
+MOST_WAIT_S: Final = TTL_S
 
 
 class DatabaseGone(OSError):
     """The connection broke; whether the statement took effect is not known."""
 
 
-class SimClock:
-    """A process's own clock: it runs like all others, but may be set."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-        self.ahead_s = 0.0
-
-    def now_s(self) -> float:
-        return self._loop.time() + self.ahead_s
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-class Weather(Protocol):
-    """What is wrong with the world around a process at the moment."""
-
-    def is_database_down(self, slot: int) -> bool: ...
-    def is_chain_down(self, slot: int) -> bool: ...
-    def nonce_lie(self, slot: int) -> int: ...
-    def pause(self, process: Process, seconds: float) -> None: ...
-    def kill(self, slot: int, *, start_again_in_s: float) -> None: ...
-
-
-@dataclass(slots=True)
-class CallCounter:
-    """Of one slot, whichever process runs there: which fault is due at this call."""
-
-    faults: Sequence[Fault]
-    _counts: Counter[str] = field(default_factory=Counter)
-    _due: dict[tuple[str, int], list[Fault]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._due = defaultdict(list)
-        for fault in self.faults:
-            self._due[fault.call, fault.nth].append(fault)
-
-    def next(self, call: str) -> Fault | None:
-        for name in (call, "any"):
-            self._counts[name] += 1
-            due = self._due.get((name, self._counts[name]))
-            if due:
-                return due[0]
-        return None
-
-    def refusal(self) -> Fault | None:
-        """What the node will say to the send that comes next, if that is planned."""
-        due = self._due.get(("send", self._counts["send"] + 1), ())
-        return next((fault for fault in due if fault.kind == "send_refused"), None)
-
-    def end(self) -> None:
-        self._due.clear()
-
-
-@dataclass(slots=True)
-class Gate:
-    """The way from one process to the world."""
-
-    process: Process
-    slot: int
-    loop: SimLoop
-    rng: random.Random
-    counter: CallCounter
-    weather: Weather
-    records: Records
-
-    async def through(
-        self, name: str, effect: Callable[[], Awaitable[Any]], *, failure: Callable[[], BaseException]
-    ) -> Any:
-        """`failure` is what the caller sees when there is no answer."""
-        fault = self.counter.next(name)
-        kind = "" if fault is None else fault.kind
-        self.records.say(self.process.name, name)
-        await self._take_time(kind, fault)
-        if kind in ("db_refused", "rpc_refused", "key_failure"):
-            self._struck(fault, name)
-            raise failure()
-        answer = await effect()
-        if self.process.is_gone:
-            raise asyncio.CancelledError
-        if kind in ("db_answer_lost", "rpc_answer_lost"):
-            self._struck(fault, name)
-            raise failure()
-        if kind in ("crash_after", "pause_after") and fault is not None:
-            await self._stop(fault, name)
-        if self.rng.random() < LATE_ANSWERS:
-            await asyncio.sleep(self._delay_s())
-            self._must_live()
-        return answer
-
-    async def _take_time(self, kind: str, fault: Fault | None) -> None:
-        self._must_live()
-        if fault is not None and kind in ("crash_before", "pause_before"):
-            await self._stop(fault, "")
-        await asyncio.sleep(self._delay_s())
-        if fault is not None and kind == "slow_call":
-            self._struck(fault, "")
-            await asyncio.sleep(fault.length_s)
-        self._must_live()
-
-    def _delay_s(self) -> float:
-        return _DELAYS_S[self.rng.getrandbits(6)]
-
-    def _must_live(self) -> None:
-        if self.process.is_gone:
-            raise asyncio.CancelledError
-
-    def _struck(self, fault: Fault | None, name: str) -> None:
-        assert fault is not None  # noqa: S101 - a kind comes with its fault
-        self.records.struck(fault.kind, self.process.name, name)
-
-    async def _stop(self, fault: Fault, name: str) -> None:
-        self._struck(fault, name)
-        if fault.kind.startswith("crash"):
-            self.weather.kill(self.slot, start_again_in_s=fault.length_s)
-            await self.loop.create_future()  # nothing comes after this but the end
-        self.weather.pause(self.process, fault.length_s)
-        await asyncio.sleep(0)
-        self._must_live()
+_WRITES: Final = frozenset({"ask", "acquire", "renew", "release", "commit"})
 
 
 class LedgerPort:
@@ -183,19 +55,42 @@ class LedgerPort:
         self._gate = gate
         self._clock = clock
         self._incarnation = incarnation
+        self._timeline = ledger.database.timeline
+        self.on_history_changed: Callable[[], None] = lambda: None
         for name in self._PLAIN:
             setattr(self, name, partial(self._plain, name))
 
     async def _plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._call(name, lambda: getattr(self.inner, name)(*args, **kwargs))
+        return await self.call(name, lambda: getattr(self.inner, name)(*args, **kwargs))
 
-    async def _call(self, name: str, effect: Callable[[], Awaitable[Any]]) -> Any:
+    async def call(self, name: str, effect: Callable[[], Awaitable[Any]]) -> Any:
+        """Through a connection that the database's end breaks; the next one is asked whose history it shows."""
+        database = self.inner.database
+        if self._timeline != database.timeline:
+            self._timeline = database.timeline
+            self.on_history_changed()
+        session = database.session
+
         async def reached() -> Any:
-            if self._gate.weather.is_database_down(self._gate.slot):
+            await self._wait_for_a_connection(name)
+            if self._gate.weather_of("db_down"):
                 raise DatabaseGone("the database does not answer")
+            if database.session != session:
+                raise DatabaseGone("the session was ended")
+            if name in _WRITES and self._gate.weather_of("disk_full"):
+                self._gate.records.struck("disk_full", self._gate.process.name, name)
+                raise DatabaseGone("no space left on device")
             return await effect()
 
         return await self._gate.through(name, reached, failure=partial(DatabaseGone, "no answer"))
+
+    async def _wait_for_a_connection(self, name: str) -> None:
+        left_s = self._gate.weather.left_s("db_waits", self._gate.slot)
+        if left_s > 0:
+            self._gate.records.struck("db_waits", self._gate.process.name, name)
+            await asyncio.sleep(min(left_s, MOST_WAIT_S))
+            if left_s > MOST_WAIT_S:
+                raise DatabaseGone("no connection in time")
 
     async def acquire(self, signers: Any) -> Sequence[Term]:
         began_s = self._clock.now_s()
@@ -205,7 +100,7 @@ class LedgerPort:
             self._gate.records.acquired(self._incarnation, self._gate.process.name, terms)
             return [replace(term, renewed_at_s=began_s) for term in terms]
 
-        return await self._call("acquire", effect)  # type: ignore[no-any-return]  # the gate passes it on
+        return await self.call("acquire", effect)  # type: ignore[no-any-return]  # the gate passes it on
 
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
         began_s = self._clock.now_s()
@@ -215,14 +110,14 @@ class LedgerPort:
             self._gate.records.renewed(self._incarnation, standing)
             return [term.renewed(began_s) for term in standing]
 
-        return await self._call("renew", effect)  # type: ignore[no-any-return]  # the gate passes it on
+        return await self.call("renew", effect)  # type: ignore[no-any-return]  # the gate passes it on
 
     async def release(self, terms: Sequence[Term]) -> None:
         async def effect() -> None:
             await self.inner.release(terms)
             self._gate.records.released(terms)
 
-        await self._call("release", effect)
+        await self.call("release", effect)
 
     async def commit(self, write: LaneWrite) -> Written:
         self._gate.records.about_to_write(write, is_trusted=write.term.is_trusted(self._clock.now_s()))
@@ -232,7 +127,7 @@ class LedgerPort:
             self._gate.records.wrote(self._incarnation, write, written)
             return written
 
-        return await self._call("commit", effect)  # type: ignore[no-any-return]  # the gate passes it on
+        return await self.call("commit", effect)  # type: ignore[no-any-return]  # the gate passes it on
 
 
 class ChainPort:
@@ -240,7 +135,6 @@ class ChainPort:
 
     _READS = (
         "balance_wei",
-        "receipts",
         "knows",
         "head",
         "block",
@@ -262,15 +156,35 @@ class ChainPort:
 
     async def _read(self, name: str, *args: Any, **kwargs: Any) -> Any:
         async def reached() -> Any:
-            if self._gate.weather.is_chain_down(self._gate.slot):
+            if self._gate.weather_of("rpc_down"):
                 raise RpcUnavailable("the node does not answer")
-            return await getattr(self.inner, name)(*args, **kwargs)
+            if self._fails():
+                raise RpcUnavailable("the node failed")
+            return await getattr(self._node(), name)(*args, **kwargs)
 
         return await self._gate.through(name, reached, failure=partial(RpcUnavailable, "no answer"))
 
+    def _node(self) -> FakeChain:
+        """What the node that is asked has seen of the chain so far."""
+        behind = self._gate.weather_of("endpoint_lags")
+        return self.inner.behind(behind) if behind else self.inner
+
+    def _fails(self) -> bool:
+        if not self._gate.weather_of("rpc_flaky") or self._gate.rng.random() >= FLAKY_CALLS:
+            return False
+        self._gate.records.struck("rpc_flaky", self._gate.process.name)
+        return True
+
     async def nonce(self, address: Address, tag: Any) -> int:
         found: int = await self._read("nonce", address, tag)
-        return max(0, found + self._gate.weather.nonce_lie(self._gate.slot))
+        return max(0, found + self._gate.weather_of("nonce_lies"))
+
+    async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
+        found: Sequence[Receipt | None] = await self._read("receipts", hashes)
+        if self._gate.weather_of("receipts_withheld") and any(found):
+            self._gate.records.struck("receipts_withheld", self._gate.process.name)
+            return [None] * len(hashes)
+        return found
 
     async def send(self, txs: Sequence[SignedTx], *, token: int = 0) -> Sequence[SendResult]:
         records, who = self._gate.records, self._gate.process.name
@@ -279,9 +193,19 @@ class ChainPort:
         refusal = self._gate.counter.refusal()
 
         async def reached() -> Sequence[SendResult]:
-            if self._gate.weather.is_chain_down(self._gate.slot):
+            if self._gate.weather_of("rpc_down"):
                 return unknown
-            return await self.inner.send(txs) if refusal is None else self._refused(txs, refusal)
+            if refusal is not None:
+                return await self._refused(txs, refusal)
+            if self._fails():
+                if self._gate.rng.random() < 0.5:  # noqa: PLR2004 - half of them had been executed
+                    await self.inner.send(txs)
+                return unknown
+            node = self._node()
+            said = await node.send(txs)
+            if node is not self.inner:  # it answers by what it knows, and passes on what it got
+                await self.inner.send(txs)
+            return said
 
         try:
             results: Sequence[SendResult] = await self._gate.through(
@@ -293,9 +217,11 @@ class ChainPort:
             records.say(who, "sent", decode(tx.raw)[1].nonce, tx.hash[:10], result.category.value)
         return results
 
-    def _refused(self, txs: Sequence[SignedTx], fault: Fault) -> list[SendResult]:
-        """A node that looked at the bytes and did not take them."""
+    async def _refused(self, txs: Sequence[SignedTx], fault: Fault) -> list[SendResult]:
+        """A node that looked at the bytes and did not take them; or took them, and says that it did not."""
         self._gate.records.struck(fault.kind, self._gate.process.name, fault.flavour)
+        if fault.kind == "refused_but_taken":
+            await self.inner.send(txs)
         category = SendCategory(fault.flavour)
         if category is SendCategory.FATAL:
             hashes = self._gate.records.database.hashes

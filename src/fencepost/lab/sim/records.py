@@ -18,8 +18,8 @@ from fencepost.domain.lease import Term
 from fencepost.domain.states import CursorState
 from fencepost.lab.checker import Violation
 from fencepost.lab.history import Acknowledged, ChainTx, FencedNote, Sent, Snapshot, TermRow, effect_of
+from fencepost.lab.sim.database import FakeDatabase, Lease
 from fencepost.lab.sim.keys import decode
-from fencepost.lab.sim.ledger import FakeDatabase
 from fencepost.lab.sim.loop import SimLoop
 from fencepost.lab.sim.plan import TTL_S
 
@@ -55,6 +55,7 @@ class Records:
     written_by: dict[object, tuple[int, int]] = field(default_factory=dict)  # row → token and write
     deepest: dict[BlockHash, int] = field(default_factory=dict)  # how deep a block ever lay
     strangers: set[TxHash] = field(default_factory=set)
+    lost: dict[TxHash, str] = field(default_factory=dict)  # stored once, and lost with its commit: its effect
     may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
     _held: dict[Signer, _Held] = field(default_factory=dict)
     _protected_by: dict[Signer, int] = field(default_factory=dict)
@@ -153,12 +154,48 @@ class Records:
         new = len(self.database.journal) - len(self.marks)
         self.marks += [(self.xid, self.loop.time())] * new
 
+    # ---- a fail-over
+
+    def foreign(self) -> set[TxHash]:
+        """What the ledger can't know: a stranger's, or our own whose commit is lost."""
+        if not self.lost:
+            return self.strangers
+        stored = {tx_hash for _, tx_hash in self.database.hashes}
+        return self.strangers | (self.lost.keys() - stored)
+
+    def failed_over(
+        self, hashes_before: Mapping[tuple[int, TxHash], UUID], written_by: Mapping[Any, Any]
+    ) -> None:
+        """The database has other rows than a moment ago: so has our book. `written_by` is as old as they are."""
+        data, now_s = self.database, self.loop.time()
+        gone = {tx_hash for chain_id, tx_hash in hashes_before if (chain_id, tx_hash) not in data.hashes}
+        self.may_fail |= {hashes_before[key] for key in hashes_before if key not in data.hashes}
+        self.lost |= {TxHash(sent.tx.hash): sent.tx.effect for sent in self.sent if sent.tx.hash in gone}
+        self.lost |= dict.fromkeys(gone - self.lost.keys(), "never sent")
+        self.sent = [sent for sent in self.sent if sent.tx.hash not in gone]
+        del self.marks[len(data.journal) :]
+        self.written_by = dict(written_by)
+        self.acknowledged = [told for told in self.acknowledged if UUID(told.tx_id) in data.txs]
+        tokens = {signer: lease.token for signer, lease in data.leases.items()}
+        kept = {_name(signer): token for signer, token in tokens.items()}
+        self.terms = [term for term in self.terms if term.token <= kept.get(term.signer, 0)]
+        self.fenced = [note for note in self.fenced if note.token < kept.get(note.signer, 0)]
+        self._held = {
+            signer: _Held(lease.incarnation, lease.token, now_s) for signer, lease in data.leases.items()
+        }
+        first = data.next_token(Lease())  # what older terms still send was allowed when they began
+        self._protected_by = {
+            signer: first for signer, cursor in data.cursors.items() if cursor.state is CursorState.PROTECT
+        }
+
     # ---- the chain
 
     def about_to_send(self, node: str, token: int, raws: Sequence[bytes]) -> None:
         for raw in raws:
             sender, tx, tx_hash = decode(raw)
             signer = Signer(tx.chain_id, sender)
+            if tx_hash in self.foreign():
+                continue  # it was stored when its sender committed it
             effect = effect_of(to=tx.call.to, value_wei=tx.call.value_wei, data="")
             self.sent.append(
                 Sent(self.loop.time(), ChainTx(tx_hash, _name(signer), tx.nonce, effect), via=node)

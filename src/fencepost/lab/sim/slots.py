@@ -26,21 +26,14 @@ from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import LIVE
 from fencepost.errors import RpcError
 from fencepost.lab.sim.chain import FakeChain
+from fencepost.lab.sim.gate import CallCounter, Gate, Host, SimClock
 from fencepost.lab.sim.keys import SimKeys, decode
 from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
 from fencepost.lab.sim.loop import PROCESS, Process, SimLoop
 from fencepost.lab.sim.plan import SKEW_S, TTL_S, Setup
-from fencepost.lab.sim.ports import (
-    CallCounter,
-    ChainPort,
-    Gate,
-    KeysPort,
-    LedgerPort,
-    SimClock,
-    TermChain,
-    Weather,
-)
+from fencepost.lab.sim.ports import ChainPort, KeysPort, LedgerPort, TermChain
 from fencepost.lab.sim.records import Records
+from fencepost.lab.sim.weather import Weather
 from fencepost.runtime.looping import keep_turning
 from fencepost.runtime.node import Node, Pace
 
@@ -92,6 +85,7 @@ class Slot:
     rng: random.Random
     counter: CallCounter
     weather: Weather
+    host: Host
     records: Records
     database: FakeDatabase
     chain: FakeChain
@@ -115,7 +109,9 @@ class Slot:
 
     def _boot(self, process: Process, context: Context) -> Running:
         incarnation = UUID(int=self.rng.getrandbits(128))
-        gate = Gate(process, self.number, self.loop, self.rng, self.counter, self.weather, self.records)
+        gate = Gate(
+            process, self.number, self.loop, self.rng, self.counter, self.weather, self.host, self.records
+        )
         inner = FakeLedger(
             self.database,
             node=self.name,
@@ -135,9 +131,10 @@ class Slot:
             keys=KeysPort(gate, self.keys),
             handlers=handlers,
         )
+        port.on_history_changed = partial(node.history_changed, "before", "after")
         node.letting_go.tell_freed = partial(self._freed, gate)
         running = Running(process, context, node, handlers)
-        for main in (node.run(), keep_turning(partial(self._sample, gate, node), name="sampling")):
+        for main in (node.run(), keep_turning(partial(self._sample, port, node), name="sampling")):
             running.tasks.append(self.loop.create_task(main, context=context))
         return running
 
@@ -190,7 +187,7 @@ class Slot:
             workers=2,
         )
 
-    async def _sample(self, gate: Gate, node: Node) -> float:
+    async def _sample(self, port: LedgerPort, node: Node) -> float:
         async def count() -> Sample:
             counts: dict[Signer, dict[Any, int]] = {}
             for tx in self.database.txs.values():
@@ -200,9 +197,7 @@ class Slot:
             asked = {asked.signer for asked in self.database.asked.values() if asked.outcome is None}
             return Sample(counts, frozenset(asked))
 
-        if self.weather.is_database_down(self.number):
-            return SAMPLE_EVERY_S
-        node.told(await gate.through("sample", count, failure=OSError))
+        node.told(await port.call("sample", count))
         return SAMPLE_EVERY_S
 
     async def _freed(self, gate: Gate, signers: Any) -> None:

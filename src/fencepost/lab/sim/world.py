@@ -21,15 +21,16 @@ from fencepost.domain.states import LIVE, CursorState
 from fencepost.domain.transaction import Call, UnsignedTx
 from fencepost.errors import RequestConflict, SignerProtected
 from fencepost.lab.history import effect_of
-from fencepost.lab.sim import acts
+from fencepost.lab.sim import acts, failing_over
 from fencepost.lab.sim.chain import Decoded, FakeChain
+from fencepost.lab.sim.gate import CallCounter, SimClock
 from fencepost.lab.sim.keys import SimKeys, decode
 from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
 from fencepost.lab.sim.loop import Process, SimLoop
-from fencepost.lab.sim.plan import AT_CALL, TTL_S, Asked, Plan
-from fencepost.lab.sim.ports import CallCounter, SimClock
+from fencepost.lab.sim.plan import AT_CALL, TTL_S, Asked, Fault, Plan
 from fencepost.lab.sim.records import Records
 from fencepost.lab.sim.slots import Slot
+from fencepost.lab.sim.weather import Weather
 
 CHAIN_ID = 31_337
 SINK = Address("0x" + "5e" * 20)
@@ -56,10 +57,8 @@ class World:
     settled_in_s: float | None = None
     faults_go_on: bool = True
     lost_answers: set[int] = field(default_factory=set)  # of requests whose first acknowledgement gets lost
-    down_until_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    lies: dict[int, tuple[float, int]] = field(default_factory=dict)  # slot → until when, how much
-    no_blocks_until_s: float = 0.0
-    hints_lost_until_s: float = 0.0
+    weather: Weather = field(init=False)
+    replicas: dict[Fault, tuple[FakeDatabase, dict[object, tuple[int, int]]]] = field(default_factory=dict)
     by_number: dict[int, UUID] = field(default_factory=dict)
     refused: int = 0  # requests that were told to come back another day
     jobs: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -68,6 +67,7 @@ class World:
         plan, setup = self.plan, self.plan.setup
         self.rng = random.Random(f"world {plan.seed}")
         self.clock = SimClock(self.loop)
+        self.weather = Weather(self.loop)
         self.began_s = self.loop.time()
         self.database = FakeDatabase(self.clock)
         self.chain = FakeChain(_for_the_chain, chain_id=CHAIN_ID)
@@ -92,7 +92,8 @@ class World:
             loop=self.loop,
             rng=random.Random(f"slot {number} {self.plan.seed}"),
             counter=CallCounter(faults),
-            weather=self,
+            weather=self.weather,
+            host=self,
             records=self.records,
             database=self.database,
             chain=self.chain,
@@ -112,6 +113,10 @@ class World:
         for fault in self.plan.faults:
             if fault.kind not in AT_CALL and fault.kind != "accept_answer_lost":
                 self.loop.call_later(fault.at_s, acts.strike, self, fault)
+            if fault.kind == "fail_over":
+                self.loop.call_later(
+                    max(0.0, fault.at_s - fault.length_s), failing_over.replicate, self, fault
+                )
         await asyncio.sleep(self.plan.length_s)
         self._end_faults()
         await self._settle()
@@ -130,7 +135,7 @@ class World:
     async def _blocks(self) -> None:
         while True:
             await asyncio.sleep(self.plan.setup.block_s * self.rng.uniform(0.6, 1.4))
-            if self.loop.time() >= self.no_blocks_until_s:
+            if not self.weather.has("no_blocks"):
                 self.mine(empty=self.faults_go_on and self.rng.random() < EMPTY_BLOCKS)
 
     def mine(self, *, empty: bool = False) -> None:
@@ -147,9 +152,7 @@ class World:
     def _end_faults(self) -> None:
         self.records.say("world", "faults end")
         self.faults_go_on = False
-        self.down_until_s.clear()
-        self.lies.clear()
-        self.no_blocks_until_s = self.hints_lost_until_s = 0.0
+        self.weather.end()
         self.chain.nonce_lag_blocks = 0
         self.chain.base_fee_wei = acts.BASE_FEE_WEI
         for slot in self.slots:
@@ -203,7 +206,7 @@ class World:
         intent = Intent(call=Call(to=SINK, value_wei=asked.number), gas=GAS)
         request = Request(signer, intent, request_id=f"r{asked.number}")
         for _ in range(MOST_TRIES):
-            if self.is_down("db", -1):
+            if self.weather.has("db_down") or self.weather.has("disk_full"):
                 await asyncio.sleep(1.0)
                 continue
             try:
@@ -257,7 +260,7 @@ class World:
         self.records.say("caller", "handler", number)
 
     def hint(self, signer: Signer) -> None:
-        if self.loop.time() < self.hints_lost_until_s:
+        if self.weather.has("hints_lost"):
             self.records.struck("hints_lost", "world")
             return
         for slot in self.slots:
@@ -269,23 +272,7 @@ class World:
             if slot.number != by_slot and slot.running is not None:
                 slot.call(slot.running.node.freed, signer)
 
-    # ---- weather
-
-    def is_down(self, what: str, slot: int) -> bool:
-        now_s = self.loop.time()
-        return now_s < self.down_until_s.get((what, slot), 0.0) or now_s < self.down_until_s.get(
-            (what, -1), 0.0
-        )
-
-    def is_database_down(self, slot: int) -> bool:
-        return self.is_down("db", slot)
-
-    def is_chain_down(self, slot: int) -> bool:
-        return self.is_down("rpc", slot)
-
-    def nonce_lie(self, slot: int) -> int:
-        until_s, by = self.lies.get(slot, (0.0, 0))
-        return by if self.loop.time() < until_s else 0
+    # ---- where processes run
 
     def pause(self, process: Process, seconds: float) -> None:
         process.is_paused = True
