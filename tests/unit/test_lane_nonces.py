@@ -11,6 +11,7 @@ import pytest
 from fakes.bench import CHAIN_ID, GWEI, QUICK, REVERTER, STRICT, Bench, BenchNode, decode, transfer
 from fencepost.application.lane import Policy
 from fencepost.application.ports import Receipt
+from fencepost.application.sequence import ADOPT_AFTER_S
 from fencepost.application.step import step
 from fencepost.domain.ids import TxHash
 from fencepost.domain.managed import Intent
@@ -253,6 +254,8 @@ async def test_a_chain_nonce_above_ours_protects_a_strict_signer(bench: Bench) -
     bench.clock.advance(STRICT.state_timeout_s)
     await bench.request()
     await node.turn()
+    bench.clock.advance(ADOPT_AFTER_S)
+    await node.turn()
     assert node.lane.is_protected
     assert len(bench.chain.sent) == 1
 
@@ -267,6 +270,8 @@ async def test_a_take_over_protects_when_the_chain_is_ahead(bench: Bench) -> Non
     use_before(bench, 1)
     other = bench.node(STRICT, name="other")
     await bench.request()
+    await other.turn()
+    bench.clock.advance(ADOPT_AFTER_S)
     await other.turn()
     assert other.lane.is_protected
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fencepost.application import attempts
-from fencepost.application.lane import HandlerElsewhere, Lane, protect
+from fencepost.application.lane import HandlerElsewhere, Lane
 from fencepost.application.ports import Cursor
+from fencepost.application.sequence import checked_cursor
 from fencepost.domain import managed
-from fencepost.domain.managed import Entry, Kind, ManagedTx, Purpose
+from fencepost.domain.managed import Kind, ManagedTx, Purpose
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Fees
 from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
@@ -38,7 +39,7 @@ async def allocate(lane: Lane) -> int:
     """How many requests left the queue, with a nonce or refused without one: more may fit behind them."""
     if not _may_allocate(lane):
         return 0
-    cursor = await _checked_cursor(lane)
+    cursor = await checked_cursor(lane)
     if cursor is None:
         return 0
     late = await _refuse_what_is_too_late(lane)
@@ -102,69 +103,6 @@ async def _refuse_what_is_too_late(lane: Lane) -> int:
             [lane.change(tx, partial(managed.refused, error=error)) for tx in late], op="expire"
         )
     return len(late)
-
-
-# ---- where the sequence stands
-
-
-async def _checked_cursor(lane: Lane) -> Cursor | None:
-    """The cursor to allocate from, compared with the chain as often as the policy asks; None when it can't be used."""
-    if lane.cursor is None:
-        return await begin_sequence(lane)
-    policy, now_s = lane.policy, lane.clock.now_s()
-    fresh = lane.chain_checked_at_s is not None and now_s - lane.chain_checked_at_s < policy.state_timeout_s
-    if policy.chain_query == "off" or fresh:
-        return lane.cursor
-    on_chain = await lane.chain.nonce(lane.signer.address, policy.chain_query)
-    lane.chain_checked_at_s = now_s
-    if on_chain <= lane.cursor.next_nonce:
-        return lane.cursor
-    if policy.strict:
-        await protect(
-            lane,
-            f"the chain's {policy.chain_query} nonce is {on_chain}, ours is {lane.cursor.next_nonce}:"
-            " somebody else uses this key",
-        )
-        return None
-    cursor = replace(lane.cursor, next_nonce=on_chain)
-    entry = Entry("AdoptChainNonce", {"from": lane.cursor.next_nonce, "to": on_chain})
-    await lane.commit(cursor=cursor, entries=[entry], op="adopt")
-    return cursor
-
-
-async def begin_sequence(lane: Lane) -> Cursor | None:
-    """The first use of a signer: where does its sequence begin?"""
-    policy, address = lane.policy, lane.signer.address
-    if policy.chain_query == "off" and policy.start_from != "chain":
-        latest = pending = policy.start_from
-    else:
-        latest = await lane.chain.nonce(address, "latest")
-        pending = max(latest, await lane.chain.nonce(address, "pending"))
-    lane.chain_checked_at_s = lane.clock.now_s()
-    if not policy.strict:
-        start = pending if policy.start_from == "chain" else max(policy.start_from, pending)
-        return await _begin(lane, start)
-    if policy.start_from == "chain" and latest == pending:
-        return await _begin(lane, latest)
-    if policy.start_from in (latest, "chain") and latest != pending:
-        await protect(
-            lane, f"transactions that are not ours wait in the pool (latest {latest}, pending {pending})"
-        )
-        return None
-    if policy.start_from != latest:
-        await protect(
-            lane,
-            f"the sequence shall start at {policy.start_from}, but the chain's nonce is {latest}:"
-            ' the address was used before (start_from = "chain" adopts its nonce)',
-        )
-        return None
-    return await _begin(lane, latest)
-
-
-async def _begin(lane: Lane, start: int) -> Cursor:
-    cursor = Cursor(next_nonce=start, start_nonce=start)
-    await lane.commit(cursor=cursor, entries=[Entry("BeginSequence", {"start": start})], op="begin")
-    return cursor
 
 
 # ---- what it costs

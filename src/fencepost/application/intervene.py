@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fencepost.application.allocate import begin_sequence
 from fencepost.application.attempts import AtFeeCap, next_attempt
 from fencepost.application.holes import fillers, find_hole
 from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.ports import Command, Cursor, TxChange
+from fencepost.application.sequence import begin_sequence
 from fencepost.domain import managed
 from fencepost.domain.managed import Entry, ManagedTx, Purpose
 from fencepost.domain.states import CursorState, State
@@ -212,6 +212,7 @@ async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str
 
 def _begin_anew(lane: Lane) -> None:
     lane.suspicions.clear()
+    lane.ahead_since_s, lane.doubts_history = None, False  # a person has looked, and decided
     lane.reconciled = False  # what the chain says is read again before anything goes out
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fencepost.application.lane import Lane, protect
+from fencepost.application.lane import Lane
 from fencepost.application.ports import Cursor
+from fencepost.application.sequence import compare_at_take_over
 from fencepost.application.track import look_up
 from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
@@ -34,32 +35,14 @@ async def reconcile(lane: Lane) -> None:
     lane.suspicions.clear()
     if lane.cursor is not None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
-        if state.cursor_token is not None and not same_history(state.cursor_token, lane.term.token):
-            await _protect_if_nonces_were_lost(lane, lane.cursor, latest)
-        if lane.policy.strict and latest > lane.cursor.next_nonce:
-            await protect(
-                lane,
-                f"the chain's nonce is {latest}, ours is {lane.cursor.next_nonce}: somebody else uses this key",
-            )
+        token = state.cursor_token
+        lane.doubts_history |= token is not None and not same_history(token, lane.term.token)
+        await compare_at_take_over(lane, latest=latest)
         await reopen_undone(lane, latest=latest)
     if lane.in_flight:
         await _settle(lane)
     lane.receipt_checked_at_s = lane.clock.now_s()
     lane.reconciled = True
-
-
-async def _protect_if_nonces_were_lost(lane: Lane, cursor: Cursor, latest: int) -> None:
-    """The first term after the database's history changed. What the chain has and we don't may be ours, and lost.
-
-    Then the requests behind it look as if they had never been sent: sending them would do them twice.
-    """
-    on_chain = max(latest, await lane.chain.nonce(lane.signer.address, "pending"))
-    if on_chain > cursor.next_nonce:
-        await protect(
-            lane,
-            f"the database lost commits: the chain's nonce is {on_chain}, ours is {cursor.next_nonce}; requests that"
-            " look unsent may have been sent",
-        )
 
 
 async def _settle(lane: Lane) -> None:
