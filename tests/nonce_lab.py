@@ -48,9 +48,15 @@ class NonceLab:
         return self.seen.get(signer, 0)
 
     async def open(
-        self, scheme: str, *, block_size: int = 50, unflushed_max: int = 1000, pool_size: int = 8
+        self,
+        scheme: str,
+        *,
+        block_size: int = 50,
+        unflushed_max: int = 1000,
+        pool_size: int = 8,
+        redis_url: str | None = None,
     ) -> NoncePort:
-        """As a process of its own would have it."""
+        """As a process of its own would have it; with a Redis at another address, if one is named."""
         pool = await self._stack.enter_async_context(
             open_pool(
                 self._dsn,
@@ -65,11 +71,11 @@ class NonceLab:
             case "postgres":
                 return PostgresNonces(records)
             case "postgres+lock":
-                return PostgresNonces(records, lock=RedisLock(self.link()))
+                return PostgresNonces(records, lock=RedisLock(self.link(redis_url)))
             case "redis_issue":
-                return RedisIssueNonces(records, self.link())
+                return RedisIssueNonces(records, self.link(redis_url))
             case "redis_full":
-                return RedisFullNonces(records, self.link())
+                return RedisFullNonces(records, self.link(redis_url))
             case "leased":
                 return LeasedNonces(records, self._leases(pool), clock=self.clock)
             case _:
@@ -81,9 +87,9 @@ class NonceLab:
                     dead_after_s=DEAD_AFTER_S,
                 )
 
-    def link(self) -> RedisLink:
+    def link(self, redis_url: str | None = None) -> RedisLink:
         """With a clock that stands still until it is moved, so that a test says when to probe."""
-        link = RedisLink(self._redis_url, timeout_s=2, now_s=self.clock.now_s)
+        link = RedisLink(redis_url or self._redis_url, timeout_s=2, now_s=self.clock.now_s)
         self._stack.push_async_callback(link.close)
         self.links.append(link)
         return link

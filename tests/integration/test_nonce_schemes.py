@@ -16,7 +16,8 @@ import pytest_asyncio
 from fakes.ledger_lab import new
 from fencepost.application.ports import AcceptOutcome
 from fencepost.dev.redis import EmbeddedRedis
-from fencepost.errors import HoldLost, NotLeader, SignerElsewhere
+from fencepost.domain.ids import Signer
+from fencepost.errors import HoldLost, NonceUnavailable, NotLeader, SignerElsewhere
 from fencepost.lab.relay import Relay
 from fencepost.nonce.leased import LeasedNonces
 from fencepost.nonce.port import Hold, NoncePort
@@ -26,6 +27,7 @@ from fencepost.nonce.segments import SegmentNonces
 from nonce_lab import ALICE, BOB, DEAD_AFTER_S, HEAL_AFTER_S, LEASE_S, NonceLab, open_nonce_lab, tx_hash
 
 PROBE_AFTER_S = 5.0
+NOWHERE = "redis://127.0.0.1:1/0"
 SOMEBODY_WAITS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
@@ -107,6 +109,35 @@ async def test_redis_issue_heals_a_number_that_nobody_occupied(lab: NonceLab) ->
     await lab.pass_time(HEAL_AFTER_S + 1)
     assert await port.reclaim_expired(ALICE) == 1
     assert await give(port, 2) == [1, 3]
+
+
+async def test_redis_issue_gives_nothing_when_it_says_so(
+    lab: NonceLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = await lab.open("redis_issue")
+    held = await port.allocate(ALICE, count=3, hold_for_s=60)
+    await port.mark_recyclable(held[1])
+
+    async def taken_ones(_signer: Signer, count: int) -> tuple[int, ...]:
+        return (0, 50, 2)[:count]
+
+    monkeypatch.setattr(port, "_issue", taken_ones)
+    with pytest.raises(NonceUnavailable):
+        await port.allocate(ALICE, count=5, hold_for_s=60)
+    states = {row["nonce"]: row["state"] for row in await lab.slots(ALICE)}
+    assert states == {0: "HELD", 1: "RELEASED", 2: "HELD", 50: "RELEASED"}
+    monkeypatch.undo()
+    assert await give(port) == [1], "it can be given again at once"
+
+
+async def test_redis_issue_makes_no_duplicate_when_one_process_alone_has_no_redis(lab: NonceLab) -> None:
+    inside, cut_off = await lab.open("redis_issue"), await lab.open("redis_issue", redis_url=NOWHERE)
+
+    async def caller(port: NoncePort) -> list[int]:
+        return [nonce for _ in range(10) for nonce in await give(port)]
+
+    given = await asyncio.gather(*[caller(port) for port in (inside, cut_off) for _ in range(8)])
+    assert sorted(nonce for got in given for nonce in got) == list(range(160))
 
 
 # ---- redis_full and its window

@@ -90,6 +90,10 @@ class Records:
         if outcome is not None:
             raise outcome
 
+    async def release(self, given: Sequence[Hold]) -> None:
+        """Take back what its caller will not hear of, in one statement; a hold that is over already stays so."""
+        await self._mark_batch([Mark(hold, NonceState.RELEASED) for hold in given])
+
     async def _mark_batch(self, marks: Sequence[Mark]) -> Sequence[FencepostError | None]:
         outcomes: dict[int, FencepostError | None] = {}
         left = list(enumerate(marks))

@@ -2,11 +2,14 @@
 
 INCR gives a number, the primary key in PostgreSQL gives the nonce: a number that is taken (Redis lost its last writes,
 or somebody else issued from the database meanwhile) is passed over, and the counter is lifted to what PostgreSQL
-knows. So no fault of Redis makes a duplicate. Without Redis, PostgreSQL issues and occupies; when a probe finds Redis
-again, its counter is lifted first.
+knows. Without Redis, PostgreSQL issues and occupies; when a probe finds Redis again, its counter is lifted first.
+Occupations of many callers share a statement.
 
-Two systems, two steps: a process that dies between them leaves a hole, a number that nobody occupied. `reclaim_expired`
-finds such holes and releases them. Occupations of many callers share a statement.
+Strong: any process serves any signer, no row is waited for, and nothing is lost with Redis. No fault of Redis makes a
+duplicate, not even one that a single process can't reach while others can.
+Weak: every nonce is still a durable row before it is given, so PostgreSQL sets the rate. Two systems, two steps: a
+process that dies between them leaves a hole, a number that nobody occupied; `reclaim_expired` finds such holes and
+releases them once `heal_after_s` has passed.
 """
 
 from __future__ import annotations
@@ -52,16 +55,23 @@ class RedisIssueNonces(MarksInRecords):
         check_request(count=count, hold_for_s=hold_for_s)
         await self._records.open(signer)
         got = await self._reuse(signer, count, hold_for_s)
+        try:
+            await self._fill(got, signer, count, hold_for_s)
+        except NonceUnavailable:  # the caller is told that nothing was given: so it shall be
+            await self._records.release(got)
+            self._gaps.add(signer)
+            raise
+        return got
+
+    async def _fill(self, got: list[Hold], signer: Signer, count: int, hold_for_s: float) -> None:
         for _ in range(_TRIES):
             if len(got) == count:
-                return got
+                return
             try:
                 issued = await self._issue(signer, count - len(got))
             except RedisDown:
-                return [
-                    *got,
-                    *await self._records.take(signer, count=count - len(got), hold_for_s=hold_for_s),
-                ]
+                got += await self._records.take(signer, count=count - len(got), hold_for_s=hold_for_s)
+                return
             token = uuid4()
             occupied = await self._occupations.submit((signer, issued, token, hold_for_s))
             got += holds(signer, occupied, token)
