@@ -249,7 +249,7 @@ def _unknown_hash_new_nonce() -> list[Change]:
 
 
 def _node_says_the_nonce() -> list[Change]:
-    honest = allocate._checked_cursor
+    honest = allocate.checked_cursor
 
     async def checked(lane: Lane) -> Cursor | None:
         cursor = await honest(lane)
@@ -257,7 +257,7 @@ def _node_says_the_nonce() -> list[Change]:
             return None
         return replace(cursor, next_nonce=await lane.chain.nonce(lane.signer.address, "latest"))
 
-    return [(allocate, "_checked_cursor", checked), (FakeLedger, "_claims", _claims_without_key)]
+    return [(allocate, "checked_cursor", checked), (FakeLedger, "_claims", _claims_without_key)]
 
 
 def _failed_at_once() -> list[Change]:
