@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fencepost.application import allocate, broadcast, escalate, reconcile, step, track
+from fencepost.application import allocate, broadcast, escalate, reconcile, sequence, step, track
 from fencepost.application import attempts as attempts_module
 from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.ports import Cursor, LaneWrite, NewRequest, TxChange, Written
@@ -249,7 +249,7 @@ def _unknown_hash_new_nonce() -> list[Change]:
 
 
 def _node_says_the_nonce() -> list[Change]:
-    honest = allocate.checked_cursor
+    honest = sequence.checked_cursor
 
     async def checked(lane: Lane) -> Cursor | None:
         cursor = await honest(lane)
