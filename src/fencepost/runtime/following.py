@@ -66,7 +66,7 @@ class Following:
         if change.forked_at is not None:
             _log.warning("chain %s forked at block %s, below head %s", chain_id, change.forked_at, old_head)
             self._unasked[chain_id] = min(change.forked_at, self._unasked.get(chain_id, change.forked_at))
-        for lane in self.lanes:
+        for lane in self.lanes.watchful() if change.forked_at is None else self.lanes:
             if lane.signer.chain_id != chain_id:
                 continue
             ours = {attempt.signed.hash for tx in lane.unmined for attempt in tx.attempts}

@@ -37,6 +37,7 @@ MOST_MOVES_IN_A_ROW = 5
 @dataclass(slots=True)
 class _Slot:
     lane: Lane
+    worker: int
     failures: int = 0
     moves: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -58,6 +59,7 @@ class Lanes:
     on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
     _slots: dict[Signer, _Slot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
+    _watchful: dict[Signer, Lane] = field(default_factory=dict)
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
 
@@ -80,26 +82,41 @@ class Lanes:
     def terms(self) -> list[Term]:
         return [slot.lane.term for slot in self._slots.values()]
 
+    def terms_due(self, now_s: float, *, every_s: float) -> list[Term]:
+        """Those to be renewed in a turn that comes every so often: all at work, and resting ones every other time."""
+        due = []
+        for signer, slot in self._slots.items():
+            term = slot.lane.term
+            if signer in self._watchful or now_s - term.renewed_at_s >= (term.duration_s - every_s) / 2:
+                due.append(term)
+        return due
+
+    def watchful(self) -> list[Lane]:
+        """Lanes to which a new block may tell something: at work, or waiting for one. The others rest."""
+        return list(self._watchful.values())
+
     def open(self, term: Term) -> None:
-        self._slots[term.signer] = _Slot(self.make_lane(term))
+        self._slots[term.signer] = _Slot(self.make_lane(term), self._worker_of(term.signer))
         self.wake(term.signer)
 
     def wake(self, signer: Signer) -> None:
         slot = self._slots.get(signer)
         if slot is None:
             return
+        self._watchful[signer] = slot.lane
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
         if signer not in self._queued:
             self._queued.add(signer)
             slot.queued_at_s = time.monotonic()
-            self._ready[self._worker_of(signer)].put_nowait(signer)
+            self._ready[slot.worker].put_nowait(signer)
 
     def _worker_of(self, signer: Signer) -> int:
         return zlib.crc32(str(signer).encode()) % self.workers
 
     def drop(self, signer: Signer) -> None:
+        self._watchful.pop(signer, None)
         slot = self._slots.pop(signer, None)
         if slot is not None and slot.timer is not None:
             slot.timer.cancel()
@@ -139,7 +156,7 @@ class Lanes:
         """Lanes that have had nothing to do for a while, and are not at work now."""
         found = []
         for signer, slot in self._slots.items():
-            if not slot.lane.reconciled or not slot.lane.is_idle or signer in self._stepping | self._queued:
+            if not slot.lane.reconciled or not slot.lane.is_idle or self.is_busy(signer):
                 slot.idle_since_s = None
             elif slot.idle_since_s is None:
                 slot.idle_since_s = now_s
@@ -174,8 +191,11 @@ class Lanes:
     def _after_step(self, slot: _Slot, again_s: float | None) -> None:
         if slot.leaves:
             self._retire_now(slot)
-        elif again_s is not None:
+            return
+        if again_s is not None:
             self._wake_later(slot, again_s)
+        if slot.lane.reconciled and slot.lane.is_idle and slot.lane.signer not in self._queued:
+            self._watchful.pop(slot.lane.signer, None)
 
     def _wake_later(self, slot: _Slot, seconds: float) -> None:
         signer = slot.lane.signer

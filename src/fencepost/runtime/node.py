@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -31,18 +31,12 @@ from fencepost.runtime.following import Following, HeadFeed
 from fencepost.runtime.lanes import Lanes
 from fencepost.runtime.letting_go import LettingGo
 from fencepost.runtime.routing import ALONE, Router
+from fencepost.runtime.seeking import Seeking
 
 _log = logging.getLogger(__name__)
 
-MOST_ACQUIRED_AT_ONCE = 200
 GIVEN_UP_PAUSE_S = 3.0
 STOP_STEP_WITHIN_S = 2.0
-
-# A signer that another node turned out to hold is not tried again on a mere hint; its release is told, its end is seen.
-HELD_ELSEWHERE_S = 10.0
-MOST_HELD_ELSEWHERE = 20_000
-
-EXPIRY_MARGIN_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +72,8 @@ class Node:
     lanes: Lanes = field(init=False)
     letting_go: LettingGo = field(init=False)
     following: Following = field(init=False)
-    _wanted: set[Signer] = field(default_factory=set)  # to be acquired soon, besides what the ledger names
-    _undone: set[Signer] = field(default_factory=set)  # a fork undid something: wanted until they were here
-    _not_before_s: dict[Signer, float] = field(default_factory=dict)  # given up here for a while
-    _held_elsewhere_s: dict[Signer, float] = field(default_factory=dict)  # until when hints are not for us
-    _seek: asyncio.Event = field(default_factory=asyncio.Event)
-    _seeking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seeking: Seeking = field(init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_excluded: bool = False
 
     def __post_init__(self) -> None:
         self.lanes = Lanes(
@@ -96,8 +84,21 @@ class Node:
             on_given_up=self._on_given_up,
             on_retired=lambda lane: self.letting_go.add(lane.term),
         )
+        self.seeking = Seeking(
+            ledger=self.ledger,
+            clock=self.clock,
+            observer=self.observer,
+            lanes=self.lanes,
+            router=self.router,
+            addresses=self.addresses,
+            chain_ids=list(self.watches),
+            look_every_s=self.pace.seek_s,
+            expiries_every_s=self.pace.renew_s,
+            skew_allowance_s=self.pace.skew_allowance_s,
+            soonest_expiry=self.soonest_expiry,
+        )
         self.following = Following(
-            self.watches, self.heads, self.lanes, self.ledger, on_undone=self._on_undone
+            self.watches, self.heads, self.lanes, self.ledger, on_undone=self.seeking.undone
         )
         self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
 
@@ -106,15 +107,13 @@ class Node:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lanes.run(), name="lanes")
-                group.create_task(self._loop(self.seek_once, self.pace.seek_s, wake=self._seek), name="seek")
-                group.create_task(
-                    self._loop(self.letting_go.once, self.pace.seek_s, wake=self.letting_go.wake),
-                    name="let-go",
-                )
-                group.create_task(self._loop(self.renew_once, self.pace.renew_s), name="renew")
-                group.create_task(
-                    self._loop(self.idle_once, max(0.05, self.pace.idle_release_s / 4)), name="idle"
-                )
+                for name, turn, rest_s, wake in (
+                    ("seek", self.seeking.turn, self.seeking.rest_s, self.seeking.wake),
+                    ("let-go", self.letting_go.once, lambda: self.pace.seek_s, self.letting_go.wake),
+                    ("renew", self.renew_once, lambda: self.pace.renew_s, None),
+                    ("idle", self.idle_once, lambda: max(0.05, self.pace.idle_release_s / 4), None),
+                ):
+                    group.create_task(self._loop(turn, rest_s, wake), name=name)
                 for chain_id in self.watches:
                     group.create_task(self.following.run(chain_id), name=f"heads-{chain_id}")
                 group.create_task(self._until_stopped(), name="stop")
@@ -124,13 +123,14 @@ class Node:
     async def stop(self) -> None:
         """Finish the step, release the leases, so that another node goes on at once."""
         self._stop.set()
-        self._seek.set()
+        self.seeking.is_off = True
+        self.seeking.wake.set()
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
         with suppress(TimeoutError):  # a database that hangs keeps its leases until they run out
             async with asyncio.timeout(STOP_STEP_WITHIN_S):
-                async with self._seeking:
+                async with self.seeking.under_way:
                     pass  # whatever was being acquired has its lane now, and goes back with the others
                 await self._let_all_go()
         for term in self.lanes.terms():  # their steps take too long: what they still write is refused
@@ -156,18 +156,16 @@ class Node:
                 await self.letting_go.wake.wait()
 
     async def _loop(
-        self, once: Callable[[], object], every_s: float, *, wake: asyncio.Event | None = None
+        self, once: Callable[[], Awaitable[object]], rest_s: Callable[[], float], wake: asyncio.Event | None
     ) -> None:
         while not self._stop.is_set():
             try:
-                turn = once()
-                if asyncio.iscoroutine(turn):
-                    await turn
+                await once()
             except FencepostError as error:
                 _log.warning("%s", error)
             except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
                 _log.exception("a loop of node %s failed; it goes on", self.name)
-            await self._rest(every_s, wake)
+            await self._rest(rest_s(), wake)
 
     async def _rest(self, seconds: float, wake: asyncio.Event | None) -> None:
         if wake is None:
@@ -189,43 +187,40 @@ class Node:
             lane.commands_may_wait = True
             self.lanes.wake(signer)
             return True
-        if self._serves(signer) and self._held_elsewhere_s.get(signer, 0.0) <= self.clock.now_s():
-            self._wanted.add(signer)
-            self._seek.set()
+        self.seeking.hint(signer)
         return False
 
     def freed(self, signer: Signer) -> None:
         """Another node let go of it: there may be work."""
-        self._held_elsewhere_s.pop(signer, None)
-        if signer not in self.lanes and self._serves(signer):
-            self._wanted.add(signer)
-            self._seek.set()
+        self.seeking.freed(signer)
 
     def told(self, sample: Sample) -> None:
         """What the database holds. A lane that should know more than it does missed a hint."""
-        for lane in self.lanes:
-            if not lane.reconciled or self.lanes.is_busy(lane.signer):
-                continue
-            missed_request = not lane.queue and sample.queued(lane.signer) > 0
-            if missed_request or lane.signer in sample.asked:
-                self.hint(lane.signer)
+        for signer in sample.counts:
+            lane = self.lanes.get(signer)
+            if lane is not None and not lane.queue and sample.queued(signer) > 0:
+                self._remind(lane)
+        for signer in sample.asked:
+            if (lane := self.lanes.get(signer)) is not None:
+                self._remind(lane)
 
-    def _serves(self, signer: Signer) -> bool:
-        return signer.address in self.addresses and signer.chain_id in self.watches
+    def _remind(self, lane: Lane) -> None:
+        if lane.reconciled and not self.lanes.is_busy(lane.signer):
+            self.hint(lane.signer)
 
     # ---- what happens around
 
     def rebalance(self) -> None:
         """The list of nodes has changed: hand over what others should have, look for what should be ours."""
         now_s = self.clock.now_s()
-        for term in self.lanes.terms():
-            if self.router.better_owner(term.signer, now_s) is not None:
-                self._hand_over(term.signer)
-        self._seek.set()
+        signers = [term.signer for term in self.lanes.terms()]
+        self._hand_over([s for s in signers if self.router.better_owner(s, now_s) is not None])
+        self.seeking.look_soon()
 
-    def _hand_over(self, signer: Signer) -> None:
-        self.letting_go.wish(signer)
-        self.lanes.retire(signer)
+    def _hand_over(self, signers: Sequence[Signer]) -> None:
+        for signer in signers:
+            self.letting_go.wish(signer)
+            self.lanes.retire(signer)
         asyncio.get_running_loop().call_later(self.pace.handover_budget_s, self._force_overdue)
 
     def _force_overdue(self) -> None:
@@ -238,12 +233,11 @@ class Node:
 
     def exclude(self, excluded: bool) -> None:  # noqa: FBT001 - a state that is told, not an option
         """Another process has this node's name: work for nobody until that is mended."""
-        self._is_excluded = excluded
+        self.seeking.is_off = excluded or self._stop.is_set()
         if excluded:
-            for term in self.lanes.terms():
-                self._hand_over(term.signer)
+            self._hand_over([term.signer for term in self.lanes.terms()])
         else:
-            self._seek.set()
+            self.seeking.look_soon()
 
     def history_changed(self, before: object, after: object) -> None:
         """The database is not the one it was: commits may be lost. Whatever was remembered is worth nothing."""
@@ -252,90 +246,22 @@ class Node:
             self.lanes.drop(term.signer)
             self._on_lost(term.signer)
 
-    def _on_undone(self, signer: Signer) -> None:
-        """What has ended for it may be undone, and nobody holds it."""
-        if signer not in self.lanes and signer.address in self.addresses:
-            # Whoever holds it sees the fork, too; but should that node die over it, the ledger won't name the signer:
-            # what has ended is no work.
-            self._undone.add(signer)
-            self._seek.set()
-
     def _on_lost(self, signer: Signer) -> None:
-        self._wanted.add(signer)
-        self._not_before_s[signer] = self.clock.now_s() + self.pace.renew_s / 4
-        asyncio.get_running_loop().call_later(self.pace.renew_s / 4, self._seek.set)
+        self.seeking.again(signer, in_s=self.pace.renew_s / 4)
 
     def _on_given_up(self, lane: Lane) -> None:
-        self._not_before_s[lane.signer] = self.clock.now_s() + GIVEN_UP_PAUSE_S
+        self.seeking.leave_alone(lane.signer, for_s=GIVEN_UP_PAUSE_S)
         self.letting_go.add(lane.term)
 
     # ---- the loops' turns
 
     async def seek_once(self) -> int:
         """How many signers were acquired."""
-        async with self._seeking:
-            return 0 if self._stop.is_set() or self._is_excluded else await self._sought()
-
-    async def _sought(self) -> int:
-        now_s = self.clock.now_s()
-        undone = {signer for signer in self._undone if self._held_elsewhere_s.get(signer, 0.0) <= now_s}
-        wanted, self._wanted = self._wanted | undone, set()
-        try:
-            found = await self.ledger.signers_with_work(list(self.watches), limit=MOST_ACQUIRED_AT_ONCE)
-            able = self._mine_first(self._able([*found, *wanted], now_s), now_s)
-            self._wanted |= {signer for signer in wanted if self._not_before_s.get(signer, 0.0) > now_s}
-            taken = await self._acquire(able) if able else 0
-        except Exception:
-            self._wanted |= wanted  # a hint comes once
-            raise
-        await self._be_there_at_the_next_expiry()
-        return taken
-
-    async def _acquire(self, able: Sequence[Signer]) -> int:
-        terms = await self.ledger.acquire(able)
-        missed = set(able) - {term.signer for term in terms}
-        self.observer.note("acquire", taken=len(terms), missed=len(missed))
-        for term in terms:
-            self._not_before_s.pop(term.signer, None)
-            self._undone.discard(term.signer)
-            self.router.taken(term.signer)
-            self.observer.note("acquired", signer=term.signer, token=term.token)
-            self.lanes.open(term)
-        if len(self._held_elsewhere_s) + len(missed) > MOST_HELD_ELSEWHERE:
-            self._held_elsewhere_s.clear()
-        for signer in missed:
-            self.router.taken(signer)
-            self._held_elsewhere_s[signer] = self.clock.now_s() + HELD_ELSEWHERE_S
-        return len(terms)
-
-    def _mine_first(self, signers: Sequence[Signer], now_s: float) -> list[Signer]:
-        """Those that need not be left to a better owner; for the others we come back when the grace is over."""
-        waits_s = {signer: self.router.wait_s(signer, now_s) for signer in signers}
-        soonest_s = min((wait_s for wait_s in waits_s.values() if wait_s > 0), default=None)
-        if soonest_s is not None:
-            asyncio.get_running_loop().call_later(soonest_s + EXPIRY_MARGIN_S, self._seek.set)
-        return [signer for signer, wait_s in waits_s.items() if wait_s <= 0]
-
-    async def _be_there_at_the_next_expiry(self) -> None:
-        """When a node dies its signers are free at a known moment: be there then, not at the next poll."""
-        left_s = await self.soonest_expiry()
-        if left_s is not None and left_s + self.pace.skew_allowance_s < self.pace.seek_s:
-            at_s = max(0.0, left_s) + self.pace.skew_allowance_s + EXPIRY_MARGIN_S
-            asyncio.get_running_loop().call_later(at_s, self._seek.set)
-
-    def _able(self, signers: Iterable[Signer], now_s: float) -> list[Signer]:
-        chosen = {
-            signer
-            for signer in signers
-            if signer.address in self.addresses
-            and signer not in self.lanes
-            and self._not_before_s.get(signer, 0.0) <= now_s
-        }
-        return sorted(chosen)[:MOST_ACQUIRED_AT_ONCE]
+        return await self.seeking.look()
 
     async def renew_once(self) -> int:
-        """How many leases stand."""
-        terms = self.lanes.terms()
+        """How many leases were renewed."""
+        terms = self.lanes.terms_due(self.clock.now_s(), every_s=self.pace.renew_s)
         if not terms:
             return 0
         try:

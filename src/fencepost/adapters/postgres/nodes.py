@@ -86,10 +86,14 @@ async def node_place(pool: Pool, name: str) -> tuple[str, UUID] | None:
 
 async def take_sample(pool: Pool) -> Sample:
     counts: dict[Signer, dict[State, int]] = defaultdict(dict)
+    asked: set[Signer] = set()
     for row in await pool.fetch(sql("sample_live")):
-        counts[_signer(row["chain_id"], row["signer"])][State(row["state"])] = row["count"]
-    asked = await pool.fetch(sql("sample_commands"))
-    return Sample(dict(counts), frozenset(_signer(row["chain_id"], row["signer"]) for row in asked))
+        signer = _signer(row["chain_id"], row["signer"])
+        if row["state"] is None:
+            asked.add(signer)
+        else:
+            counts[signer][State(row["state"])] = row["count"]
+    return Sample(dict(counts), frozenset(asked))
 
 
 async def soonest_expiry_s(pool: Pool, incarnation: UUID) -> float | None:

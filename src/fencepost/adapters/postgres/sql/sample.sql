@@ -1,13 +1,15 @@
 -- name: sample_live
--- How many live transactions each signer has in which state.
+-- How many live transactions each signer has in which state; without a state, signers of whom people ask something
+-- that nobody answered yet.
 SELECT chain_id, signer, state, count(*) AS count
   FROM managed_tx
  WHERE is_live
  GROUP BY chain_id, signer, state
-
--- name: sample_commands
--- Signers of whom people ask something that nobody answered yet.
-SELECT DISTINCT chain_id, signer FROM lane_command WHERE done_at IS NULL LIMIT 10000
+ UNION ALL
+(SELECT DISTINCT chain_id, signer, NULL, 0
+   FROM lane_command
+  WHERE done_at IS NULL
+  LIMIT 10000)
 
 -- name: soonest_expiry
 -- Seconds until the first lease of another process runs out, unless it is renewed.

@@ -1,0 +1,165 @@
+"""What a node does for signers that have nothing to do, and for many at once: little, and no more for more of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from fakes.bench import CHAIN_ID, Bench, BenchNode
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.states import State
+from fencepost.lab.sim.ledger import FakeLedger
+from fencepost.runtime.lanes import Lanes
+from fencepost.runtime.routing import ALONE, Router
+from fencepost.runtime.seeking import MOST_ACQUIRED_AT_ONCE, Seeking
+
+MANY = 2 * MOST_ACQUIRED_AT_ONCE + 10
+SIGNERS = [Signer(CHAIN_ID, Address(f"0x{number:040x}")) for number in range(MANY)]
+
+
+class CountingLedger(FakeLedger):
+    looks = 0
+
+    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+        self.looks += 1
+        return await super().signers_with_work(chain_ids, limit=limit)
+
+
+@dataclass(slots=True)
+class Ground:
+    """A node's seeking, with lanes that nobody steps."""
+
+    bench: Bench = field(default_factory=Bench)
+    lanes: Lanes = field(init=False)
+    ledger: CountingLedger = field(init=False)
+    seeking: Seeking = field(init=False)
+    expiry_looks: int = 0
+    left_s: float | None = None
+
+    def __post_init__(self) -> None:
+        node = self.bench.node().node
+        self.ledger = CountingLedger(self.bench.database, node="node")
+        self.lanes = node.lanes
+        self.seeking = Seeking(
+            ledger=self.ledger,
+            clock=self.bench.clock,
+            observer=node.observer,
+            lanes=node.lanes,
+            router=Router(ALONE),
+            addresses=frozenset(signer.address for signer in SIGNERS),
+            chain_ids=[CHAIN_ID],
+            look_every_s=1.0,
+            expiries_every_s=2.5,
+            skew_allowance_s=0.0,
+            soonest_expiry=self._soonest_expiry,
+        )
+
+    async def _soonest_expiry(self) -> float | None:
+        self.expiry_looks += 1
+        return self.left_s
+
+
+async def test_all_that_were_hinted_at_are_acquired_and_nobody_else_is_looked_for() -> None:
+    ground = Ground()
+    await ground.seeking.turn()
+    assert ground.ledger.looks == 1
+    for signer in SIGNERS:
+        ground.seeking.hint(signer)
+    taken = 0
+    while ground.seeking.wake.is_set():
+        ground.seeking.wake.clear()
+        taken += await ground.seeking.turn()
+    assert taken == len(ground.lanes) == MANY
+    assert ground.ledger.looks == 1
+
+
+async def test_it_looks_for_all_when_it_is_time_and_when_there_may_be_more() -> None:
+    ground = Ground()
+    await ground.seeking.turn()
+    ground.bench.clock.advance(0.5)
+    await ground.seeking.turn()
+    assert ground.ledger.looks == 1
+    assert ground.seeking.rest_s() == 0.5
+    ground.bench.clock.advance(0.5)
+    await ground.seeking.turn()
+    assert ground.ledger.looks == 2
+    ground.seeking.look_soon()
+    await ground.seeking.turn()
+    assert ground.ledger.looks == 3
+
+
+async def test_the_leases_of_others_are_looked_at_in_time_for_the_first_to_end_and_seldom_before() -> None:
+    ground = Ground(left_s=10.0)
+    for _ in range(5):
+        await ground.seeking.turn()
+        ground.bench.clock.advance(1.0)
+    assert ground.expiry_looks == 2
+    ground.left_s = 1.5
+    await ground.seeking.turn()  # at 5 s
+    assert ground.expiry_looks == 2
+    ground.bench.clock.advance(1.0)
+    await ground.seeking.turn()
+    ground.left_s = 0.02
+    ground.bench.clock.advance(1.0)
+    await ground.seeking.turn()
+    assert ground.expiry_looks == 4
+    ground.seeking.wake.clear()
+    await asyncio.wait_for(ground.seeking.wake.wait(), timeout=10)
+    assert ground.seeking.rest_s() == 0  # a look at everything, not at hints alone
+
+
+async def _until(bench: Bench, node: BenchNode, tx_id: UUID, state: State) -> None:
+    for _ in range(1_000):  # turns of the loop: nothing here waits for anything outside
+        if bench.state(tx_id) is state and not node.node.lanes.is_busy(bench.signer):
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{bench.state(tx_id)}, not {state}")
+
+
+async def _at_rest() -> tuple[Bench, BenchNode]:
+    """A node whose one lane has done its work, stepped by a worker as in life."""
+    bench = Bench()
+    node = bench.node()
+    tx_id = await bench.request()
+    await node.node.heads_once(CHAIN_ID)
+    await node.node.seek_once()
+    working = asyncio.create_task(node.node.lanes.run())
+    try:
+        await _until(bench, node, tx_id, State.SUBMITTED)
+        assert node.node.lanes.watchful() == [node.lane]
+        bench.chain.mine(2)
+        await node.node.heads_once(CHAIN_ID)
+        await _until(bench, node, tx_id, State.CONFIRMED)
+    finally:
+        working.cancel()
+    return bench, node
+
+
+async def test_a_block_tells_nothing_to_a_lane_that_rests_but_a_fork_does() -> None:
+    bench, node = await _at_rest()
+    assert node.node.lanes.watchful() == []
+    bench.chain.mine(1)
+    await node.node.heads_once(CHAIN_ID)
+    assert not node.node.lanes.is_busy(bench.signer)
+    bench.chain.reorg(1)
+    await node.node.heads_once(CHAIN_ID)
+    assert node.node.lanes.is_busy(bench.signer)
+    assert node.node.lanes.watchful() == [node.lane]
+
+
+async def test_the_lease_of_a_lane_that_rests_is_renewed_every_other_time_and_at_work_each_time() -> None:
+    bench, node = await _at_rest()
+    pace_s = node.node.pace.renew_s
+    await node.node.renew_once()
+    renewed = []
+    for _ in range(4):
+        bench.clock.advance(pace_s)
+        renewed.append(await node.node.renew_once())
+    assert sum(renewed) == 2
+    assert node.lane.term.is_trusted(bench.clock.now_s())
+    node.node.hint(bench.signer)
+    for _ in range(3):
+        bench.clock.advance(pace_s)
+        assert await node.node.renew_once() == 1
