@@ -1,4 +1,4 @@
-"""`fencepost bench`: what it can do on this machine, as ratios."""
+"""`fencepost bench`: what it can do on this machine, as ratios; where a transaction's time goes; the page about both."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 
 import click
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fencepost.cli.tables import console, table
-from fencepost.lab.bench.report import Figure, rows, write_chart
+from fencepost.lab.bench import charts
+from fencepost.lab.bench.page import write_page
+from fencepost.lab.bench.profile import Profile, measure
+from fencepost.lab.bench.report import Figure, number, rows
 from fencepost.lab.bench.runs import FIGURES, QUICK, run
 
 
@@ -20,11 +24,33 @@ from fencepost.lab.bench.runs import FIGURES, QUICK, run
     "--quick", is_flag=True, help="Smaller counts and the main figures only: a first answer within a minute."
 )
 @click.option("--only", multiple=True, type=click.Choice(list(FIGURES)), help="Just these figures.")
+@click.option("--profile", is_flag=True, help="Where a transaction's time and a node's CPU go.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a chart as SVG.")
-def bench(*, quick: bool, only: tuple[str, ...], as_json: bool, chart: Path | None) -> None:
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Write speed.md and its pictures into this folder, from its figures/bench.json and figures/profile.json.",
+)
+def bench(
+    *,
+    quick: bool,
+    only: tuple[str, ...],
+    profile: bool,
+    as_json: bool,
+    chart: Path | None,
+    page: Path | None,
+) -> None:
     """Measure on real parts, beside what the same machine does without us."""
-    names = list(only or (QUICK if quick else FIGURES))
+    if page is not None:
+        write_page(page)
+    elif profile:
+        _show_profile(uvloop.run(measure(quick=quick)), as_json=as_json)
+    else:
+        _show_figures(list(only or (QUICK if quick else FIGURES)), quick=quick, as_json=as_json, chart=chart)
+
+
+def _show_figures(names: list[str], *, quick: bool, as_json: bool, chart: Path | None) -> None:
     figures: list[Figure] = []
     failures: dict[str, str] = {}
     out = Console(stderr=True)
@@ -50,7 +76,7 @@ def bench(*, quick: bool, only: tuple[str, ...], as_json: bool, chart: Path | No
             )
         )
     if chart is not None:
-        write_chart(chart, figures, facts)
+        chart.write_text(charts.targets(figures, facts), encoding="utf-8")
     if as_json:
         told = {
             "machine": facts,
@@ -62,6 +88,21 @@ def bench(*, quick: bool, only: tuple[str, ...], as_json: bool, chart: Path | No
         console().print(table(("figure", "value", "compared with", "ratio", "target", ""), rows(figures)))
         for name, why in failures.items():
             console().print(f"{name}: {why}", style="red")
-        console().print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
+        _show_machine(facts)
     if failures:
         raise SystemExit(1)
+
+
+def _show_profile(profile: Profile, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(profile)).decode())
+        return
+    stages = [(stage.stage, f"{stage.p50_ms:.2f}", f"{stage.mean_ms:.2f}") for stage in profile.stages]
+    console().print(table((f"stage, at {profile.rate} a second", "median ms", "mean ms"), stages))
+    packages = [(cost.package, number(cost.us), f"{cost.share:.0%}") for cost in profile.packages]
+    console().print(table(("CPU of a node, by package", "µs a tx", "share"), packages))
+    _show_machine(dict(profile.machine))
+
+
+def _show_machine(facts: dict[str, str]) -> None:
+    console().print(" · ".join(f"{name} {value}" for name, value in facts.items()), style="dim")

@@ -17,13 +17,30 @@ from fencepost.lab.bench.stage import Stage, require_confirmed, until_ended
 SIGNERS = 50
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptRates:
+    """A second: requests one by one, rows by batches, and what pgbench inserts before and after."""
+
+    singles: float
+    rows: float
+    inserts: float
+
+
 async def accept(stage: Stage) -> list[Figure]:
-    """Durable 202s a second against durable single-row inserts of pgbench on the same server, before and after."""
-    count = stage.count(20_000, 4_000)
+    """Durable 202s a second against durable single-row inserts of pgbench on the same server."""
+    rates = await measure_accept(stage, stage.count(20_000, 4_000), seconds=stage.count(5, 2))
+    said = "pgbench inserts/s"
+    return [
+        Figure("accept: POST /tx, 64 connections", rates.singles, "/s", 0.4, True, said, rates.inserts),
+        Figure("accept: POST /tx/batch, rows", rates.rows, "/s", 1.3, True, said, rates.inserts),
+    ]
+
+
+async def measure_accept(stage: Stage, count: int, *, seconds: int) -> AcceptRates:
     # One nonce in flight that never gets deep enough: accepting is all that happens.
     waiting = Signers.fresh(1)
     still = {"nonce.mode": "strict", "confirmations.required": "1000"}
-    inserts_before = await pgbench(stage)
+    inserts_before = await _pgbench(stage, seconds)
     async with (
         stage.stub() as rpc_url,
         stage.database() as dsn,
@@ -31,24 +48,11 @@ async def accept(stage: Stage) -> list[Figure]:
     ):
         single_s = await pour(node.url, single_requests(node.url, waiting, count, "one"), 64, 202)
         batch_s = await pour(node.url, batch_requests(node.url, waiting, count * 2, "many"), 8, 200)
-    inserts = (inserts_before + await pgbench(stage)) / 2
-    return [
-        Figure(
-            "accept: POST /tx, 64 connections",
-            count / single_s,
-            "/s",
-            0.4,
-            True,
-            "pgbench inserts/s",
-            inserts,
-        ),
-        Figure(
-            "accept: POST /tx/batch, rows", count * 2 / batch_s, "/s", 1.3, True, "pgbench inserts/s", inserts
-        ),
-    ]
+    inserts = (inserts_before + await _pgbench(stage, seconds)) / 2
+    return AcceptRates(count / single_s, count * 2 / batch_s, inserts)
 
 
-async def pgbench(stage: Stage) -> float:
+async def _pgbench(stage: Stage, seconds: int) -> float:
     """Single-row durable inserts a second, 32 clients."""
     async with stage.database() as dsn:
         script = stage.folder / "insert.sql"
@@ -58,9 +62,8 @@ async def pgbench(stage: Stage) -> float:
         await _run(
             stage, "psql", dsn, "-qc", "CREATE TABLE bench_row (id uuid PRIMARY KEY, body jsonb NOT NULL)"
         )
-        seconds = str(stage.count(5, 2))
         said = await _run(
-            stage, "pgbench", "-n", "-f", str(script), "-c", "32", "-j", "2", "-T", seconds, dsn
+            stage, "pgbench", "-n", "-f", str(script), "-c", "32", "-j", "2", "-T", str(seconds), dsn
         )
     found = re.search(r"tps = ([0-9.]+)", said)
     if found is None:

@@ -1,0 +1,144 @@
+"""What a transaction waits for on its way, one stage after the other, with no time left out between them.
+
+The methods of the ports are wrapped, in the process that asks for it only; the product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from uuid import UUID
+
+from fencepost.adapters.evm.chain import EvmChain
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.signers import KeyRing
+from fencepost.application import attempts
+from fencepost.application.lane import Lane
+from fencepost.application.ports import LaneWrite, NewRequest, TxChange
+from fencepost.domain.ids import Address, TxHash
+from fencepost.domain.states import State
+from fencepost.domain.transaction import SignedTx
+
+# In the order in which they follow one another; each ends where the next begins.
+STAGES = ("accept commit", "wait", "price", "sign", "nonce commit", "send", "block", "receipt", "end commit")
+
+_MOST_REMEMBERED = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    began_s: float
+    ended_s: float
+
+
+@dataclass(slots=True)
+class _Way:
+    """When a transaction met what."""
+
+    accept: Span
+    priced_s: float = 0.0
+    sign: Span | None = None
+    committed_s: float = 0.0
+    tx_hash: TxHash | None = None
+
+
+@dataclass(slots=True)
+class Stages:
+    on_first: Callable[[], None]  # the first request is about to be stored
+    finished: list[tuple[float, ...]] = field(default_factory=list)  # seconds, one entry a stage
+    _ways: dict[UUID, _Way] = field(default_factory=dict)
+    _quotes_s: dict[Address, float] = field(default_factory=dict)
+    _signs: dict[Address, Span] = field(default_factory=dict)
+    _sends: dict[TxHash, Span] = field(default_factory=dict)
+    _receipts: dict[TxHash, Span] = field(default_factory=dict)
+
+    def install(self) -> None:
+        for owner, method, heard in (
+            (PostgresLedger, "accept", self._accepted),
+            (PostgresLedger, "commit", self._committed),
+            (KeyRing, "sign", self._signed),
+            (EvmChain, "send", self._sent),
+            (EvmChain, "receipts", self._looked_up),
+        ):
+            setattr(owner, method, _timed(getattr(owner, method), heard))
+        accept = PostgresLedger.accept
+
+        async def begin(ledger: PostgresLedger, requests: Sequence[NewRequest]) -> Any:
+            self.on_first()
+            setattr(PostgresLedger, "accept", accept)  # noqa: B010 - mypy forbids the plain form
+            return await accept(ledger, requests)
+
+        setattr(PostgresLedger, "accept", begin)  # noqa: B010
+        real = attempts.quote
+
+        async def quote(lane: Lane) -> Any:
+            self._quotes_s[lane.signer.address] = time.monotonic()
+            return await real(lane)
+
+        attempts.quote = quote
+
+    def _accepted(self, span: Span, requests: Sequence[NewRequest]) -> None:
+        if len(self._ways) < _MOST_REMEMBERED:
+            self._ways |= {request.tx_id: _Way(span) for request in requests}
+
+    def _signed(self, span: Span, address: Address, _txs: object) -> None:
+        self._signs[address] = span
+
+    def _sent(self, span: Span, txs: Sequence[SignedTx]) -> None:
+        for tx in txs:
+            self._sends.setdefault(tx.hash, span)
+
+    def _looked_up(self, span: Span, hashes: Sequence[TxHash]) -> None:
+        for tx_hash in hashes:
+            self._receipts[tx_hash] = span
+
+    def _committed(self, span: Span, write: LaneWrite) -> None:
+        for change in write.changes:
+            way = self._ways.get(change.after.tx_id)
+            if way is None:
+                continue
+            if change.before.state is State.QUEUED and change.after.attempts:
+                self._allocated(way, span, change, write.term.signer.address)
+            elif change.after.is_terminal:
+                del self._ways[change.after.tx_id]
+                self._end(way, span)
+
+    def _allocated(self, way: _Way, span: Span, change: TxChange, address: Address) -> None:
+        way.sign = self._signs[address]
+        way.priced_s = self._quotes_s[address]
+        way.committed_s = span.ended_s
+        way.tx_hash = change.after.latest.signed.hash
+
+    def _end(self, way: _Way, end: Span) -> None:
+        send = self._sends.pop(way.tx_hash, None) if way.tx_hash else None
+        receipt = self._receipts.pop(way.tx_hash, None) if way.tx_hash else None
+        if way.sign is None or send is None or receipt is None:
+            return  # it was refused, or replaced
+        times_s = (
+            way.accept.began_s,
+            way.accept.ended_s,
+            way.priced_s,
+            way.sign.began_s,
+            way.sign.ended_s,
+            way.committed_s,
+            send.ended_s,
+            receipt.began_s,
+            receipt.ended_s,
+            end.ended_s,
+        )
+        self.finished.append(tuple(b - a for a, b in itertools.pairwise(times_s)))
+
+
+def _timed(real: Callable[..., Awaitable[Any]], heard: Callable[..., None]) -> Callable[..., Awaitable[Any]]:
+    @wraps(real)
+    async def call(port: Any, *args: Any, **named: Any) -> Any:
+        began_s = time.monotonic()
+        answer = await real(port, *args, **named)
+        heard(Span(began_s, time.monotonic()), *args, **named)
+        return answer
+
+    return call
