@@ -73,7 +73,7 @@ async def test_the_time_counts_from_when_the_reading_began() -> None:
     later = asyncio.create_task(memory.get("a"))  # what began so long ago is not for this one
     await source.begun.acquire()
     source.may_answer.set()
-    assert await asyncio.gather(slow, later) == ["a: first", "a: second"]
+    assert list(await asyncio.gather(slow, later)) == ["a: first", "a: second"]
     assert await memory.get("a") == "a: second"
     assert len(source.asked) == 2
 

@@ -1,7 +1,8 @@
-"""The front door over HTTP. Read in this order: `operations` (what there is), `app` (how a call goes through), then one
-module a subject. It knows the use cases and the ports; what stands behind them comes in as `Services`.
+"""The front door over HTTP. Read in this order: `operations` (what there is), `answering` (how a call goes through),
+then one module a subject. It knows the use cases and the ports; what stands behind them comes in as `Services`.
 
-    request → app.answer → gate (who is it, may it) → bodies (is it well-formed) → tx | look | people | system → problem or answer
+    request → direct | app (which operation) → answering: gate (who is it, may it) → bodies (is it well-formed)
+            → submit | look | people | system → problem or answer
 
 The client shares the wire types with the server. Names are therefore loaded when they are asked for: a program that
 only calls the API does not load what serves it.

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.datastructures import QueryParams
-from starlette.requests import ClientDisconnect, Request
 
 from fencepost import bounded_json
+from fencepost.api.incoming import Incoming
 from fencepost.api.problems import ApiError
 
 MOST_BODY_BYTES = 1024 * 1024
@@ -25,22 +25,25 @@ _PLACE = re.compile(r" - at `([^`]*)`$")
 _NAMED = re.compile(r"(unknown|required) field `([^`]*)`")
 
 
-async def read_body(request: Request, *, most_bytes: int) -> bytes:
+async def read_body(request: Incoming, most_bytes: int) -> bytes:
     """All of the body, or a refusal as soon as it is too large."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most_bytes:
         raise _too_large(most_bytes)
     parts: list[bytes] = []
     size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > most_bytes:
-                raise _too_large(most_bytes)
-            parts.append(part)
-    except ClientDisconnect:
-        raise ApiError("json_malformed", "the body ended too early") from None
-    body = b"".join(parts)
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError("json_malformed", "the body ended too early")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most_bytes:
+            raise _too_large(most_bytes)
+        parts.append(part)
+        more = message.get("more_body", False)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
     if body:
         _require_json(request)
     return body
@@ -50,7 +53,7 @@ def _too_large(most_bytes: int) -> ApiError:
     return ApiError("body_too_large", f"at most {most_bytes} bytes are taken")
 
 
-def _require_json(request: Request) -> None:
+def _require_json(request: Incoming) -> None:
     # Besides being plain: a page of another place can't send this type without asking first.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -111,8 +114,19 @@ def misfit(error: msgspec.ValidationError, *, prefix: str = "", code: str | None
     return ApiError(code or found, detail[:400], field=field[:200] or None)
 
 
-def decode_query(query: QueryParams, wanted: type[T]) -> T:
-    """Lists may come as `a=1&a=2` or as `a=1,2`; everything else may come once."""
+def decode_query(request: Incoming, wanted: type[T]) -> T:
+    """Lists may come as `a=1&a=2` or as `a=1,2`; everything else may come once. It is shared: nobody may change it."""
+    if not request.query_string:
+        return cast("T", _nothing_asked(cast("Any", wanted)))
+    return _query(request.query_params, wanted)
+
+
+@cache
+def _nothing_asked(wanted: type[Any]) -> Any:
+    return _query(QueryParams(), wanted)
+
+
+def _query(query: QueryParams, wanted: type[T]) -> T:
     if sum(len(name) + len(value) for name, value in query.multi_items()) > MOST_QUERY_CHARS:
         raise ApiError("query_invalid", f"the query has more than {MOST_QUERY_CHARS} characters")
     listed = _list_fields(cast("Hashable", wanted))
@@ -146,7 +160,7 @@ def _is_list(type_: msgspec.inspect.Type) -> bool:
 
 def require_plain(text: str, field: str) -> str:
     """Text that goes into the database and onto a terminal: no control characters."""
-    if any(not char.isprintable() and char != " " for char in text):
+    if not text.isprintable():
         raise ApiError("field_invalid", f"{field}: has characters that can't be shown", field=field)
     return text
 

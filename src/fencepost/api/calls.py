@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import msgspec
-from starlette.requests import Request
 
 from fencepost.api.bodies import MOST_BODY_BYTES, preferred_wait_s
 from fencepost.api.gate import Caller, Gate
+from fencepost.api.incoming import Incoming
 from fencepost.api.problems import ApiError
 from fencepost.api.services import Services
 from fencepost.api.wire_in import MOST_WAIT_S, NoQuery
@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    request: Request
+    request: Incoming
     services: Services
     gate: Gate
     caller: Caller

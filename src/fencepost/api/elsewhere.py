@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from starlette.requests import Request
 
 from fencepost.api.calls import Call, Reply
+from fencepost.api.incoming import Incoming
 from fencepost.api.problems import RETRY_AFTER_S, ApiError, Problem, foreseen
 from fencepost.api.showing import DEFAULT_WAIT_S
 from fencepost.api.wire_out import BatchOut, BatchResult
@@ -21,7 +21,7 @@ from fencepost.domain.ids import Signer
 _OK = 200
 
 
-def asked_of(request: Request, body: bytes) -> Asked:
+def asked_of(request: Incoming, body: bytes) -> Asked:
     """The call as it came, which is how it goes on."""
     path, query = request.scope["raw_path"], request.scope["query_string"]
     headers = {name: request.headers[name] for name in CARRIED if name in request.headers}

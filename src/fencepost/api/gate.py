@@ -16,8 +16,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from starlette.requests import Request
-
+from fencepost.api.incoming import Incoming
 from fencepost.api.problems import RETRY_AFTER_S, ApiError
 from fencepost.application.api_keys import ApiKey, KeyStore, Scope, is_secret, split_token
 from fencepost.application.forwarding import MOST_HOPS, PASS_HEADER, Pass, Passes, PassRefused
@@ -75,7 +74,7 @@ class Caller:
         return tuple(sorted(self.key.signers))
 
     def may_use(self, address: Address) -> bool:
-        return self.addresses is None or address in self.addresses
+        return self.key is None or self.key.signers is None or address in self.key.signers
 
     def require_signer(self, address: Address) -> None:
         if not self.may_use(address):
@@ -84,6 +83,9 @@ class Caller:
     def actor(self, by: str | None) -> Actor:
         own = self.key.name if self.key is not None else "local"
         return Actor(f"{by} ({own})" if by else own, self.key.id if self.key is not None else None)
+
+
+LOCAL = Caller(None)
 
 
 @dataclass(slots=True)
@@ -106,16 +108,16 @@ class Gate:
         self._found = Remembered(self.keys.find, believe_s=REMEMBER_S, most=MOST_REMEMBERED)
         self._keys_exist = Remembered(lambda _: self.keys.exist(), believe_s=REMEMBER_S)
 
-    async def admit(self, request: Request) -> Caller:
+    async def admit(self, request: Incoming) -> Caller:
         token = _bearer(request)
         if token is not None:
             return Caller(await self._key_of(token))
         if await self._is_open():
             _refuse_foreign_pages(request)
-            return Caller(None)
+            return LOCAL
         raise ApiError("key_missing", "no API key was sent")
 
-    async def admit_handed_on(self, request: Request) -> Caller:
+    async def admit_handed_on(self, request: Incoming) -> Caller:
         """Who has a pass instead of a key. Whether it is for what is asked is seen once the body is here."""
         if self.passes is None:
             raise ApiError("pass_refused", "routing.secret is not given at this node")
@@ -170,7 +172,7 @@ class Gate:
             self._buckets.popitem(last=False)
 
 
-def _bearer(request: Request) -> str | None:
+def _bearer(request: Incoming) -> str | None:
     given = request.headers.get("authorization")
     if given is None:
         return None
@@ -180,7 +182,7 @@ def _bearer(request: Request) -> str | None:
     return token.strip()
 
 
-def _refuse_foreign_pages(request: Request) -> None:
+def _refuse_foreign_pages(request: Incoming) -> None:
     """An open door on this machine can be reached by any web page in a browser here: those are turned away.
 
     A page of another origin says so, and one that rebinds its name to our address has that name as the host.

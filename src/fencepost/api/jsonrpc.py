@@ -23,6 +23,7 @@ from fencepost.api import jsonrpc_methods, jsonrpc_send
 from fencepost.api.bodies import MOST_BATCH_BYTES, preferred_wait_s, read_body
 from fencepost.api.calls import Call, ClientGone
 from fencepost.api.gate import Gate
+from fencepost.api.incoming import Incoming
 from fencepost.api.jsonrpc_calls import BadCall, RpcCall, Visit, read_calls
 from fencepost.api.jsonrpc_faults import Fault, of_problem, problem_of, wire
 from fencepost.api.jsonrpc_told import Told
@@ -56,7 +57,9 @@ class _Door:
     async def endpoint(self, request: Request) -> Response:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                visit, calls, is_batch = await self._enter(request)
+                visit, calls, is_batch = await self._enter(
+                    Incoming(request.scope, request.receive, request.path_params)
+                )
             answers = await self._answers(visit, calls, is_batch=is_batch)
         except ClientGone:
             return Response(status_code=NOBODY_LISTENS)
@@ -66,10 +69,10 @@ class _Door:
             return Response(status_code=204)
         return _json(answers if is_batch else answers[0])
 
-    async def _enter(self, request: Request) -> tuple[Visit, list[RpcCall | BadCall], bool]:
+    async def _enter(self, request: Incoming) -> tuple[Visit, list[RpcCall | BadCall], bool]:
         caller = await self.gate.admit(request)
         caller.require(Scope.TX_READ)
-        calls, is_batch = read_calls(await read_body(request, most_bytes=MOST_BATCH_BYTES))
+        calls, is_batch = read_calls(await read_body(request, MOST_BATCH_BYTES))
         self.gate.charge(caller, len(calls))
         call = Call(
             request=request, services=self.services, gate=self.gate, caller=caller, query=NoQuery(), body=None

@@ -1,0 +1,46 @@
+"""A request as the server hands it over. Nothing is made of it that nobody asks for: most calls need a few headers and
+the body, and there are thousands of them a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.types import Receive, Scope
+
+_NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Incoming:
+    """`headers` by their lower-case names; of a header that came more than once, the first."""
+
+    __slots__ = ("_watched", "headers", "method", "path_params", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, path_params: Mapping[str, Any] = _NO_PARAMS) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.method: str = scope["method"]
+        self.path_params = path_params
+        self.headers: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+        self._watched: Request | None = None
+
+    @property
+    def query_string(self) -> bytes:
+        given: bytes = self.scope["query_string"]
+        return given
+
+    @property
+    def query_params(self) -> QueryParams:
+        return QueryParams(self.query_string)
+
+    async def is_disconnected(self) -> bool:
+        """To be asked only when the body has been read."""
+        if self._watched is None:
+            self._watched = Request(self.scope, self.receive)
+        return await self._watched.is_disconnected()
