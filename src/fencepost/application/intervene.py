@@ -170,10 +170,8 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str
             active = replace(active, start_nonce=max(cursor.next_nonce, pending))
         active = replace(active, next_nonce=max(cursor.next_nonce, pending))
         error = "its nonce was consumed by a transaction that is not ours"
-        changes = [
-            lane.change(tx, partial(managed.lost, error=error))
-            for tx in await _consumed_by_others(lane, latest)
-        ]
+        consumed = await _let_go(lane, await _consumed_by_others(lane, latest), by=command.asked_by)
+        changes = [lane.change(tx, partial(managed.lost, error=error)) for tx in consumed]
     entry = Entry("Unprotect", {**who, "decision": decision, "next": active.next_nonce})
     await lane.commit(
         changes,
@@ -217,12 +215,30 @@ def _begin_anew(lane: Lane) -> None:
 
 
 async def _consumed_by_others(lane: Lane, latest: int) -> list[ManagedTx]:
-    """Below the chain's nonce and in no block: one of ours that was mined a moment ago is not lost."""
+    """Below the chain's nonce, in no block and in no pool: one of ours that was mined a moment ago is not lost.
+
+    A node may know the nonce before it has the receipt. Whatever it still knows of stays in flight, and is judged again.
+    """
     below = [tx for tx in lane.unmined if tx.held_nonce() < latest]
     hashes = [attempt.signed.hash for tx in below for attempt in tx.attempts]
-    receipts = await lane.chain.receipts(hashes) if hashes else ()
-    ours = {receipt.tx_hash for receipt in receipts if receipt is not None}
+    if not hashes:
+        return below
+    receipts = await lane.chain.receipts(hashes)
+    known = await lane.chain.knows(hashes)
+    ours = {
+        tx_hash
+        for tx_hash, receipt, is_known in zip(hashes, receipts, known, strict=True)
+        if receipt is not None or is_known
+    }
     return [tx for tx in below if not any(attempt.signed.hash in ours for attempt in tx.attempts)]
+
+
+async def _let_go(lane: Lane, txs: list[ManagedTx], *, by: str) -> list[ManagedTx]:
+    """What a person holds back can't end: it is resumed first. Nothing goes out, because the signer is protected."""
+    held = [tx for tx in txs if tx.state is State.SUSPENDED]
+    if held:
+        await lane.commit([lane.change(tx, partial(managed.resumed, by=by)) for tx in held], op="resume")
+    return [lane.in_flight[tx.held_nonce()] for tx in txs]
 
 
 async def _move_cursor(lane: Lane, command: Command, cursor: Cursor, entry: Entry, outcome: str) -> None:
