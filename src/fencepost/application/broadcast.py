@@ -45,7 +45,10 @@ async def broadcast(lane: Lane) -> int:
 
 
 async def send(lane: Lane, txs: list[ManagedTx]) -> None:
-    """The stored bytes of each, in one batch; then one commit for all that was answered."""
+    """The stored bytes of each, in one batch; then one commit for all that was answered, and only then an alarm.
+
+    An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
+    """
     results = await lane.chain.send([tx.latest.signed for tx in txs])
     lane.watch.block_expected.set()
     now_s = lane.clock.now_s()
@@ -72,8 +75,13 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
             again=tx.latest.sent_count > 0,
         )
     stored = await lane.commit(changes, op="send_result")
-    for tx, action, result in zip(stored, actions, results, strict=True):
+    answered = list(zip(stored, actions, results, strict=True))
+    for tx, action, result in sorted(answered, key=_alarms_first):
         await _follow_up(lane, tx, action, result)
+
+
+def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
+    return answered[1] is not Action.PROTECT
 
 
 def _action(tx: ManagedTx, result: SendResult) -> Action:
@@ -108,6 +116,8 @@ async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResu
                 lane,
                 f"a transaction that is not ours waits at nonce {tx.nonce} ({result.message or 'underpriced'})",
             )
+        case Action.OUTBID | Action.REQUOTE | Action.FILL if lane.is_protected:
+            pass  # it goes out again when a person has decided, and is answered then
         case Action.OUTBID | Action.REQUOTE:
             await replace_attempt(lane, tx)
         case Action.FILL:
