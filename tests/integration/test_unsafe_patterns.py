@@ -28,7 +28,7 @@ from integration.stage import SIGNER, Owner, Stage, open_stage
 WITHOUT_TOKEN_IN_A_KEY = (
     "ALTER TABLE signer_lease DROP CONSTRAINT signer_lease_chain_id_signer_fencing_token_key"
 )
-WITHOUT_UNIQUE_NONCES = "ALTER TABLE managed_tx DROP CONSTRAINT managed_tx_chain_id_signer_nonce_key"
+WITHOUT_UNIQUE_NONCES = "DROP INDEX managed_tx_nonce"
 
 
 @dataclass(frozen=True, slots=True)

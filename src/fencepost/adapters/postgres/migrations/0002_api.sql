@@ -5,9 +5,8 @@ ALTER TABLE managed_tx
 
 CREATE INDEX managed_tx_tags ON managed_tx USING gin (tags) WHERE tags <> '{}';
 
--- Pages go from the newest request to the oldest, over everything or over one signer.
+-- Pages go from the newest request to the oldest; those of one signer by this order or by the keys that begin with it.
 CREATE UNIQUE INDEX managed_tx_seq ON managed_tx (seq);
-CREATE INDEX managed_tx_signer ON managed_tx (chain_id, signer, seq);
 
 -- What ended, in the one order in which nothing appears late.
 CREATE INDEX journal_ended ON journal (xid, id) WHERE event IN ('Finish', 'Refuse', 'Cancel', 'Lose');
