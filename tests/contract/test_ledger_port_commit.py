@@ -446,6 +446,9 @@ async def test_ended_transactions_are_found_by_nonce_and_by_block(lab: LedgerLab
     assert await ledger.signers_finished_since(31_337, 11) == [ALICE]
     assert await ledger.signers_finished_since(31_337, 12) == []
     assert await ledger.signers_finished_since(1, 0) == []
+    assert await ledger.newest_ended_blocks(31_337, limit=10) == [block(11), block(10)]
+    assert await ledger.newest_ended_blocks(31_337, limit=1) == [block(11)]
+    assert await ledger.newest_ended_blocks(1, limit=10) == []
     state = await ledger.load(ALICE, queue_limit=10)
     assert [tx.nonce for tx in state.in_flight] == [2]
 

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench
 from fencepost.application.step import step
+from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
 from fencepost.lab.sim.ledger import FakeLedger
@@ -23,6 +24,10 @@ class _Unreachable(FakeLedger):
     async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
         self._require_up()
         return await super().signers_finished_since(chain_id, block_number)
+
+    async def newest_ended_blocks(self, chain_id: int, *, limit: int) -> Sequence[BlockRef]:
+        self._require_up()
+        return await super().newest_ended_blocks(chain_id, limit=limit)
 
     async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
         self._require_up()
@@ -77,6 +82,59 @@ async def test_what_a_fork_undid_is_opened_again_though_its_holder_died_over_it(
     assert await other.node.seek_once() == 1
     await step(other.lane)
     assert bench.state(tx_id) is not State.CONFIRMED
+
+
+@pytest.mark.parametrize("is_included_again", [True, False])
+async def test_what_a_fork_undid_while_nobody_ran_is_opened_again_by_whoever_starts(
+    is_included_again: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    bench = Bench()
+    before = bench.node(name="before")
+    tx_id = await bench.request()
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    assert bench.state(tx_id) is State.CONFIRMED
+    await before.release()
+
+    bench.chain.reorg(2, keep=[bench.tx(tx_id).latest.signed.hash] if is_included_again else [])
+    after = bench.node(name="after")
+    await after.node.heads_once(CHAIN_ID)  # its view begins: it shows no fork
+    assert await after.node.seek_once() == 1
+    await step(after.lane)
+    assert bench.events(tx_id).count("Fork") == 1
+
+
+async def test_a_start_takes_nothing_whose_block_stands() -> None:
+    bench = Bench()
+    before = bench.node(name="before")
+    await bench.request()
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    await before.release()
+    after = bench.node(name="after")
+    await after.node.heads_once(CHAIN_ID)
+    assert await after.node.seek_once() == 0
+
+
+async def test_a_start_looks_back_again_when_the_database_did_not_answer() -> None:
+    bench = Bench()
+    before = bench.node(name="before")
+    await bench.request()
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    await before.release()
+    bench.chain.reorg(2)
+    ledger = _Unreachable(bench.database, node="after", incarnation=uuid4())
+    after = bench.node(ledger=ledger)
+    ledger.down = True
+    with pytest.raises(ConnectionError):
+        await after.node.heads_once(CHAIN_ID)
+    ledger.down = False
+    await after.node.heads_once(CHAIN_ID)
+    assert await after.node.seek_once() == 1
 
 
 @pytest.mark.parametrize("count", [3, 16, 40, 150])

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
+from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, Kind, ManagedTx
@@ -264,6 +265,10 @@ class Ledger(Protocol):
 
     async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
         """Signers with ended transactions in this block or a later one."""
+        ...
+
+    async def newest_ended_blocks(self, chain_id: int, *, limit: int) -> Sequence[BlockRef]:
+        """Of the last requests that have ended in a block: those blocks, the highest first."""
         ...
 
     async def get(self, tx_id: UUID) -> ManagedTx | None: ...

@@ -41,6 +41,7 @@ PORTS: dict[str, tuple[type, tuple[str, ...]]] = {
             "commit",
             "signers_with_work",
             "signers_finished_since",
+            "newest_ended_blocks",
             "get",
             "find_by_request",
         ),

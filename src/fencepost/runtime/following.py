@@ -15,6 +15,9 @@ from fencepost.runtime.lanes import Lanes
 
 _log = logging.getLogger(__name__)
 
+# Of so many requests that came last, the blocks are compared with the chain when a view begins.
+MOST_LOOKED_BACK = 256
+
 # New heads of a chain, as they come; it ends by being closed.
 HeadFeed = Callable[[], AsyncGenerator[Header, None]]
 
@@ -26,6 +29,7 @@ class Following:
     lanes: Lanes
     ledger: Ledger
     on_undone: Callable[[Signer], None]  # a fork reaches below what has ended for it
+    _unlooked: set[int] = field(default_factory=set)  # chain ids: whether what had ended still stands
     _unasked: dict[int, int] = field(
         default_factory=dict
     )  # chain id → lowest fork the ledger wasn't asked about
@@ -47,8 +51,29 @@ class Following:
         change = await watch.refresh(head)
         if change.blocks or change.forked_at is not None or change.begun_anew:
             self._tell_lanes(chain_id, change, old_head)
+        if change.begun_anew:
+            self._unlooked.add(chain_id)
+        await self._look_back(chain_id)
         await self._ask_what_is_undone(chain_id)
         return change
+
+    async def _look_back(self, chain_id: int) -> None:
+        """A view that has just begun shows no fork. What ended before it may be undone, and nobody saw it.
+
+        Where one block stands, everything below it does: on most starts one block is read.
+        """
+        if chain_id not in self._unlooked:
+            return
+        undone: list[int] = []
+        for block in await self.ledger.newest_ended_blocks(chain_id, limit=MOST_LOOKED_BACK):
+            now = await self.watches[chain_id].chain.block(block.number)
+            if now is not None and now.header.hash == block.hash:
+                break
+            undone.append(block.number)
+        if undone:
+            _log.warning("chain %s forked at block %s or below while nobody saw it", chain_id, undone[-1])
+            self._unasked[chain_id] = min(undone[-1], self._unasked.get(chain_id, undone[-1]))
+        self._unlooked.discard(chain_id)
 
     async def _ask_what_is_undone(self, chain_id: int) -> None:
         """A fork may reach below what has ended, of signers that nobody holds any more.

@@ -31,7 +31,8 @@ from fencepost.application.ports import (
     NewRequest,
     Written,
 )
-from fencepost.domain.ids import Address, Signer
+from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.ids import Address, BlockHash, Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import CursorState
@@ -231,6 +232,10 @@ class PostgresLedger:
             _signer(row)
             for row in await self._pool.fetch(sql("signers_finished_since"), chain_id, block_number)
         ]
+
+    async def newest_ended_blocks(self, chain_id: int, *, limit: int) -> Sequence[BlockRef]:
+        found = await self._pool.fetch(sql("newest_ended_blocks"), chain_id, limit)
+        return [BlockRef(row["block_number"], BlockHash(row["block_hash"])) for row in found]
 
     # ---- reading
 

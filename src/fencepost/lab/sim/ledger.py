@@ -23,6 +23,7 @@ from fencepost.application.ports import (
     TxChange,
     Written,
 )
+from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx
@@ -170,6 +171,17 @@ class FakeLedger:
                 and tx.mined.block.number >= block_number
             }
         )
+
+    async def newest_ended_blocks(self, chain_id: int, *, limit: int) -> Sequence[BlockRef]:
+        await asyncio.sleep(0)
+        ended = [
+            tx
+            for tx in self.database.txs.values()
+            if tx.signer.chain_id == chain_id and tx.state in TERMINAL and tx.mined is not None
+        ]
+        newest = sorted(ended, key=lambda tx: tx.seq, reverse=True)[:limit]
+        blocks = {tx.mined.block for tx in newest if tx.mined is not None}
+        return sorted(blocks, key=lambda block: (block.number, block.hash), reverse=True)
 
     # ---- reading
 

@@ -46,6 +46,7 @@ class LedgerPort:
         "load_finished",
         "signers_with_work",
         "signers_finished_since",
+        "newest_ended_blocks",
         "get",
         "find_by_request",
     )
