@@ -7,7 +7,6 @@ intervenes at random. A function may refuse what is not legal; it may never leav
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from uuid import uuid4
 
 from hypothesis import HealthCheck, settings
@@ -75,8 +74,8 @@ class Life(RuleBasedStateMachine):
         if before.nonce is not None:
             assert after.nonce == before.nonce
         assert after.attempts[: len(before.attempts)] == tuple(
-            replace(
-                old, sent_count=new.sent_count, last_result=new.last_result, last_message=new.last_message
+            old._replace(
+                sent_count=new.sent_count, last_result=new.last_result, last_message=new.last_message
             )
             for old, new in zip(before.attempts, after.attempts, strict=False)
         )

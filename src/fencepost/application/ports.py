@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from fencepost.domain.confirmations import BlockRef
@@ -23,8 +23,7 @@ from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 BlockTag = Literal["latest", "pending", "safe", "finalized"]
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     number: int
     hash: BlockHash
     parent_hash: BlockHash
@@ -32,14 +31,12 @@ class Header:
     timestamp_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     header: Header
     tx_hashes: tuple[TxHash, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     tx_hash: TxHash
     block_number: int
     block_hash: BlockHash
@@ -112,8 +109,7 @@ class Observer(Protocol):
     def note(self, event: str, /, **fields: object) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A transaction that changed its state, as observers hear it ("moved"). `since_s`: in the old one since then."""
 
     tx_id: str
@@ -146,8 +142,7 @@ class AcceptOutcome(StrEnum):
     PROTECTED = "protected"  # the signer takes nothing new until a person decides
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     outcome: AcceptOutcome
     tx_id: UUID
     detail: str = ""
@@ -185,8 +180,7 @@ class LaneState:
     cursor_token: int | None = None  # of the term that moved the cursor last
 
 
-@dataclass(frozen=True, slots=True)
-class TxChange:
+class TxChange(NamedTuple):
     """`before` names the version that must still stand; everything that differs in `after` is written."""
 
     before: ManagedTx
@@ -207,8 +201,7 @@ class LaneWrite:
     fillers: tuple[TxChange, ...] = ()  # new rows, made and allocated in one: `before` was never stored
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """Not `lease_ok` is FENCED: the term is over. `lease_ok` but not `applied`: a row moved, read again."""
 
     lease_ok: bool

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fencepost.domain.ids import BlockHash
 
@@ -17,14 +18,12 @@ from fencepost.domain.ids import BlockHash
 MOST_LISTED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRef:
+class BlockRef(NamedTuple):
     number: int
     hash: BlockHash
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Canonical hashes of the blocks `lowest … head`, linked; `settled` is the safe or finalized number, if asked for."""
 
     hashes: Mapping[int, BlockHash]

@@ -7,8 +7,7 @@ An address is `0x` and 40 lower-case hex digits everywhere inside; whoever takes
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 Address = NewType("Address", str)
 TxHash = NewType("TxHash", str)
@@ -30,8 +29,7 @@ def parse_tx_hash(text: str) -> TxHash:
     return TxHash(text.lower())
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Signer:
+class Signer(NamedTuple):
     """The account that sends: one nonce sequence on one chain."""
 
     chain_id: int

@@ -9,7 +9,6 @@ what the database stores.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,6 +18,8 @@ from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, IllegalTransition, State, SubState, is_legal
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
+
+_NO_DETAIL: Mapping[str, Any] = {}
 
 
 class Kind(StrEnum):
@@ -32,8 +33,7 @@ class Purpose(StrEnum):
     FILLER = "filler"
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(NamedTuple):
     """What was asked for, in canonical form. Fields that are None are ours to choose."""
 
     call: Call
@@ -42,8 +42,7 @@ class Intent:
     type: TxType = TxType.DYNAMIC_FEE
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """Signed bytes for the transaction's nonce. Everything but the last three fields never changes."""
 
     number: int
@@ -57,8 +56,7 @@ class Attempt:
     last_message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Mined:
+class Mined(NamedTuple):
     """The receipt of whichever attempt is in a block."""
 
     tx_hash: TxHash
@@ -68,12 +66,11 @@ class Mined:
     receipt: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of the journal: `event` is the action's name, `detail` what a reader may want to know."""
 
     event: str
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = _NO_DETAIL
 
 
 class ManagedTx(NamedTuple):
@@ -125,8 +122,7 @@ class ManagedTx(NamedTuple):
         return self.nonce
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A transaction after something happened, and what the journal says about it."""
 
     tx: ManagedTx
@@ -250,8 +246,7 @@ def sent(
 ) -> Step:
     """What the node said is recorded; the state moves when the bytes may be out."""
     attempts = tuple(
-        replace(
-            attempt,
+        attempt._replace(
             sent_count=attempt.sent_count + 1,
             last_result=result.category,
             last_message=result.message,

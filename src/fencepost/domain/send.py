@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fencepost.domain.ids import TxHash
 
@@ -27,8 +27,7 @@ class SendCategory(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(NamedTuple):
     """`message` is what the node said, shortened and without secrets; `returned_hash` what it answered, if anything."""
 
     category: SendCategory

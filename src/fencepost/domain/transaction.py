@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from fencepost.domain.ids import Address, TxHash
 
@@ -22,14 +23,12 @@ class Fees:
     tip_wei: int
 
 
-@dataclass(frozen=True, slots=True)
-class AccessEntry:
+class AccessEntry(NamedTuple):
     address: Address
     storage_keys: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What an intent wants the chain to do; `to` None deploys `data`."""
 
     to: Address | None
@@ -48,7 +47,6 @@ class UnsignedTx:
     type: TxType = TxType.DYNAMIC_FEE
 
 
-@dataclass(frozen=True, slots=True)
-class SignedTx:
+class SignedTx(NamedTuple):
     raw: bytes
     hash: TxHash

@@ -64,15 +64,15 @@ class Stages:
             (EvmChain, "send", self._sent),
             (EvmChain, "receipts", self._looked_up),
         ):
-            setattr(owner, method, _timed(getattr(owner, method), heard))
+            _put(owner, method, _timed(getattr(owner, method), heard))
         accept = PostgresLedger.accept
 
         async def begin(ledger: PostgresLedger, requests: Sequence[NewRequest]) -> Any:
             self.on_first()
-            setattr(PostgresLedger, "accept", accept)  # noqa: B010 - mypy forbids the plain form
+            _put(PostgresLedger, "accept", accept)
             return await accept(ledger, requests)
 
-        setattr(PostgresLedger, "accept", begin)  # noqa: B010
+        _put(PostgresLedger, "accept", begin)
         real = attempts.quote
 
         async def quote(lane: Lane) -> Any:
@@ -131,6 +131,10 @@ class Stages:
             end.ended_s,
         )
         self.finished.append(tuple(b - a for a, b in itertools.pairwise(times_s)))
+
+
+def _put(owner: type, method: str, other: Callable[..., Awaitable[Any]]) -> None:
+    setattr(owner, method, other)
 
 
 def _timed(real: Callable[..., Awaitable[Any]], heard: Callable[..., None]) -> Callable[..., Awaitable[Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fencepost.application.ports import TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
@@ -29,10 +27,9 @@ def merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
                 raise Refused
             if not 0 <= attempt.fees.tip_wei <= attempt.fees.fee_cap_wei or attempt.gas <= 0:
                 raise Refused
-            stored[attempt.number] = replace(attempt, sent_count=0, last_result=None, last_message="")
+            stored[attempt.number] = attempt._replace(sent_count=0, last_result=None, last_message="")
         elif attempt.sent_count != known.sent_count:
-            stored[attempt.number] = replace(
-                stored[attempt.number],
+            stored[attempt.number] = stored[attempt.number]._replace(
                 sent_count=attempt.sent_count,
                 last_result=attempt.last_result,
                 last_message=attempt.last_message[:MOST_TEXT],
