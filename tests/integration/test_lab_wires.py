@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -13,8 +14,11 @@ from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.postgres import EmbeddedPostgres
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
-from fencepost.errors import RpcError
+from fencepost.errors import RpcError, Unready
 from fencepost.lab.db_proxy import db_proxy
+from fencepost.lab.failpoints import ORDER_FILE
+from fencepost.lab.nodes import NodeOrder, order_node
+from fencepost.lab.nursery import IS_POSSIBLE, nursery
 from fencepost.lab.passage import Passage
 from fencepost.lab.rpc_proxy import Record, RpcFaults, rpc_proxy
 from fix_anvil import TestChain
@@ -181,3 +185,38 @@ async def test_an_endpoint_that_lags_shows_an_older_chain(anvil: TestChain) -> N
     assert behind <= head - 3
     assert int(latest["number"], 16) >= behind
     assert unseen is None
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="processes are watched through pidfds, which only Linux has")
+async def test_a_forked_node_is_a_process_of_its_own(dsn: str, anvil: TestChain, tmp_path: Path) -> None:
+    key = f"0x{anvil.private_keys[0].hex()}"
+    environ = {ORDER_FILE: str(tmp_path / "order")}
+
+    def order(name: str, dsn: str) -> NodeOrder:
+        log = tmp_path / f"{name}.log"
+        return order_node(
+            name,
+            dsn=dsn,
+            rpc_url=anvil.rpc_url,
+            private_keys=[key],
+            settings={},
+            log=log,
+            more_environ=environ,
+        )
+
+    async with nursery(tmp_path / "nursery.log") as home:
+        first, second = [await home.start(order(name, dsn)) for name in ("first", "second")]
+        assert first.url != second.url
+        assert first.process.pid != second.process.pid
+        await first.kill()
+        assert not first.is_alive
+        with pytest.raises(ProcessLookupError):
+            first.process.send_signal(0)
+        assert second.process.returncode is None
+        await second.stop()
+        assert not second.is_alive
+        with pytest.raises(Unready, match="node third did not start: fencepost: database"):
+            await home.start(order("third", through(dsn, 1)))
+        fourth = await home.start(order("fourth", dsn))
+    async with asyncio.timeout(30):
+        await fourth.process.wait()  # it ends with its nursery

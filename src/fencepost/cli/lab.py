@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import click
 import uvloop
@@ -12,9 +13,10 @@ from rich.console import Console
 from fencepost.cli.lab_chaos import chaos, failover
 from fencepost.cli.lab_sim import sim
 from fencepost.cli.tables import console, table
+from fencepost.lab.page import page as lab_page
 from fencepost.lab.scheme_faults import Outcome
 from fencepost.lab.scheme_load import Rate
-from fencepost.lab.scheme_page import page
+from fencepost.lab.scheme_page import page as scheme_page
 from fencepost.lab.schemes import Report, compare
 
 
@@ -41,9 +43,22 @@ def schemes(*, quick: bool, as_json: bool, markdown: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
     elif markdown:
-        click.echo(page(report), nl=False)
+        click.echo(scheme_page(report), nl=False)
     else:
         _print(report)
+
+
+@lab.command()
+@click.option(
+    "--figures",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("docs/figures"),
+    show_default=True,
+    help="Where the JSON of chaos, failover, sim and mutants lies.",
+)
+def page(*, figures: Path) -> None:
+    """Print the page docs/lab.md from what the experiments have found."""
+    click.echo(lab_page(figures), nl=False)
 
 
 def _print(report: Report) -> None:

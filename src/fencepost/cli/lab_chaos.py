@@ -12,7 +12,7 @@ import click
 import uvloop
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
@@ -113,16 +113,28 @@ def _tell(outcome: Outcome, screen: Console, folder: Path) -> None:
 def failover(*, runs: int, json_wanted: bool) -> None:
     """How long a signer's work stands still when its node is killed with -9, and when it is stopped with SIGTERM."""
     screen = Console(stderr=True, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="fencepost-failover-") as logs:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-failover-") as logs,
+        Bar(*columns, console=screen) as bar,
+    ):
+        task = bar.add_task("fail-overs", total=runs)
+
+        def on_run(done: int, killed_s: float, stopped_s: float) -> None:
+            bar.update(
+                task, completed=done, description=f"kill -9 {killed_s:.2f} s, SIGTERM {stopped_s:.2f} s"
+            )
+
         measured = uvloop.run(
-            measure(runs, logs=Path(logs), report=lambda text: screen.print(f"… {text}"))
+            measure(runs, logs=Path(logs), report=lambda text: screen.print(f"… {text}"), on_run=on_run)
         ).as_json()
     if json_wanted:
         click.echo(json.dumps(measured, indent=2))
         return
+    figures = ("runs", "p50S", "p90S", "p99S", "maxS")
     rows = [
-        (name, *(str(measured[key].get(figure, "")) for figure in ("runs", "p50S", "p90S", "maxS")))
+        (name, *(str(measured[key][figure]) for figure in figures))
         for name, key in (("kill -9", "kill9"), ("SIGTERM", "sigterm"))
     ]
-    console().print(table(("until the next send", "runs", "p50 s", "p90 s", "max s"), rows))
+    console().print(table(("until the next send", "runs", "p50 s", "p90 s", "p99 s", "max s"), rows))
     console().print(f"with a lease of {measured['leaseS']} s")

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             database.db_delay: 6,
             database.backend_terminated: 12,
             database.db_restart: 1,
+            database.db_promoted: 1,
             database.commit_held: 6,
             database.disk_full: 3,
             database.pool_exhausted: 3,
@@ -108,6 +109,8 @@ class Outcome:
     notes: Counter[str]
     injected: Counter[str]
     starts: int
+    failed_starts: int
+    machine: Mapping[str, str]
     began_s: float = 0.0
 
     @property
@@ -246,6 +249,8 @@ class Run:
             notes=staged.notes,
             injected=staged.record.injected,
             starts=sum(slot.starts for slot in staged.slots),
+            failed_starts=sum(slot.failed_starts for slot in staged.slots),
+            machine=staged.machine,
             began_s=staged.began_s,
         )
 

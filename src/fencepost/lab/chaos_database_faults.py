@@ -133,6 +133,13 @@ async def db_restart(stage: Stage, _chance: random.Random) -> Happened | None:
     return Happened(at_s, "db_restart_immediate", "PostgreSQL", time.time() - at_s)
 
 
+async def db_promoted(stage: Stage, _chance: random.Random) -> Happened | None:
+    """A crash, and then the same data as a server that was promoted: another timeline, and nothing lost."""
+    at_s = time.time()
+    await stage.promote_database()
+    return Happened(at_s, "db_promoted", "PostgreSQL", time.time() - at_s)
+
+
 async def disk_full(stage: Stage, chance: random.Random) -> Happened | None:
     full = chance.choice(GROWING_TABLES)
     at_s, lasts_s = time.time(), chance.uniform(0.1, 0.8)

@@ -20,10 +20,11 @@ from fencepost.domain.ids import Address
 from fencepost.lab.chaos_stage import Stage
 from fencepost.lab.history import Acknowledged, effect_of
 
-POST_TIMEOUT_S = 3.0
-AGAIN_S = 0.3
+POST_TIMEOUT_S = 2.0
+AGAIN_S = 0.2
+AGAIN_MOST_S = 2.0
 NOTICE_WITHIN_S = 30.0
-CALLERS_MOST = 80
+CALLERS_MOST = 150
 WAITING_MOST_STRICT = 12
 WAITING_MOST_PIPELINED = 160
 
@@ -86,11 +87,13 @@ class Load:
         body = {"signer": signer, "requestId": request_id, "payload": {"to": to, "value": str(number)}}
         self.under_way += 1
         try:
+            pause_s = AGAIN_S
             while True:  # until acknowledged: whoever runs the load bounds it
                 answer = await self._post(body, session, chance)
                 if answer is not None:
                     break
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_MOST_S)
         finally:
             self.under_way -= 1
         if answer:

@@ -1,5 +1,7 @@
 """`python -m fencepost.lab.chaos_node …`: the `fencepost` command with failpoints around its ports. For the lab only.
 
+With `--nursery FD` it is one node after the other, forked (`nursery`).
+
 Its wall clock may be wrong by some seconds: whatever asks for the time of day gets a wrong one. Only the log keeps the
 lab's own time, since it is the lab that reads it; deadlines are measured on the monotonic clock, which is right.
 
@@ -9,10 +11,12 @@ A node that sleeps at a failpoint can't see that whoever would wake it is gone: 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 from datetime import datetime, tzinfo
@@ -21,6 +25,7 @@ from typing import Any
 
 from fencepost.api import intake, jsonrpc_send
 from fencepost.lab.failpoints import ORDER_FILE, Failpoints
+from fencepost.lab.nursery import raise_nodes
 
 SKEW_S = "LAB_CLOCK_SKEW_S"
 _PR_SET_PDEATHSIG = 1
@@ -45,9 +50,17 @@ def skew_clock(seconds: float) -> None:
         vars(module)["datetime"] = Skewed
 
 
-if __name__ == "__main__":
+def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _die_with_parent()
+    if sys.argv[1] == "--nursery":
+        importlib.import_module("fencepost.cli.up")
+        raise_nodes(socket.socket(fileno=int(sys.argv[2])))
+        _die_with_parent()
     Failpoints(Path(os.environ[ORDER_FILE])).install()
     if skew_s := float(os.environ.get(SKEW_S, "0")):
         skew_clock(skew_s)

@@ -1,6 +1,7 @@
 """What happens to nodes: death and sleep at a failpoint or at any moment, orderly ends, restarts one by one, a double.
 
-A fault takes a slot for itself, does its worst, and says what it did; None when it could not strike.
+A fault takes a slot for itself, does its worst, and says what it did; None when it could not strike. Whatever takes a
+node away leaves half of them or more: a cluster that is mostly gone shows nothing but that it is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ STRIKE_WITHIN_S = 2.5
 BACK_WITHIN_S = 12.0
 ROLLING_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.02
+_LEASES_ASLEEP_MOST = 3.0
 # Calls that every node makes all the time; the others are reached in their season only.
 _FREQUENT = tuple(
     point
@@ -47,7 +49,7 @@ _FREQUENT = tuple(
 @contextmanager
 def _taken(stage: Stage, chance: random.Random) -> Iterator[Slot | None]:
     free = [slot for slot in stage.slots if slot.is_up and not slot.is_taken]
-    slot = chance.choice(free) if free else None
+    slot = chance.choice(free) if len(free) > len(stage.slots) // 2 else None
     if slot is None:
         yield None
         return
@@ -74,8 +76,8 @@ def _order(chance: random.Random, action: str) -> Order:
 
 
 def _pause_s(stage: Stage, chance: random.Random) -> float:
-    """0.2 to 3 leases, mostly short: a node that only sleeps shows nothing."""
-    return (0.2 + 2.8 * chance.random() ** 3) * stage.plan.lease_s
+    """From 0.2 leases on, mostly short: a node that only sleeps shows nothing."""
+    return (0.2 + (_LEASES_ASLEEP_MOST - 0.2) * chance.random() ** 3) * stage.plan.lease_s
 
 
 async def kill_at_failpoint(stage: Stage, chance: random.Random) -> Happened | None:
@@ -182,9 +184,11 @@ async def duplicate_id(stage: Stage, chance: random.Random) -> Happened | None:
         if slot is None:
             return None
         at_s = time.time()
-        asleep = chance.random() < 0.5  # noqa: PLR2004 - a coin
-        if asleep:
+        if chance.random() < 0.5:  # noqa: PLR2004 - a coin
             slot.signal(signal.SIGSTOP)
+        waking = asyncio.get_running_loop().call_later(
+            _LEASES_ASLEEP_MOST * stage.plan.lease_s, slot.signal, signal.SIGCONT
+        )
         try:
             double = await stage.spawn(slot, log=Path(f"{slot.log}.double"))
         except Unready:
@@ -196,6 +200,8 @@ async def duplicate_id(stage: Stage, chance: random.Random) -> Happened | None:
                 await asyncio.sleep(chance.uniform(0.5, 1.5))
             finally:
                 await double.kill()
-        slot.signal(signal.SIGCONT)
+        finally:
+            waking.cancel()
+            slot.signal(signal.SIGCONT)
         stage.notes[f"double {outcome}"] += 1
         return Happened(at_s, "duplicate_id", slot.name, time.time() - at_s, outcome)

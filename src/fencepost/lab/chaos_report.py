@@ -26,9 +26,12 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "ok": outcome.is_good,
         "seed": outcome.plan.seed,
+        "machine": dict(outcome.machine),
+        "faultSeconds": outcome.plan.seconds,
         "seconds": outcome.seconds,
         "nodes": outcome.plan.nodes,
         "nodeStarts": outcome.starts,
+        "nodeStartsFailed": outcome.failed_starts,
         "takeovers": takeovers,
         "faults": len(outcome.faults),
         "faultsByKind": dict(outcome.by_kind.most_common()),

@@ -29,13 +29,16 @@ from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.anvil import anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
+from fencepost.dev.postgres_programs import owner_of
 from fencepost.domain.ids import Address
 from fencepost.errors import Unready
 from fencepost.lab.chaos_chain import LabChain
 from fencepost.lab.chaos_node import SKEW_S
 from fencepost.lab.db_proxy import DbProxy, db_proxy
 from fencepost.lab.failpoints import ORDER_FILE
-from fencepost.lab.nodes import NodeProcess, start_node
+from fencepost.lab.machine import machine
+from fencepost.lab.nodes import NodeProcess, order_node, start_ordered
+from fencepost.lab.nursery import IS_POSSIBLE, Nursery, nursery
 from fencepost.lab.rpc_proxy import Record, RpcProxy, rpc_proxy
 
 ENDPOINTS = 3
@@ -58,7 +61,7 @@ class Plan:
     seed: int = 7
     nodes: int = 4
     strict: int = 3
-    pipelined: int = 6
+    pipelined: int = 8
     required_depth: int = 2
     block_time_s: float = 0.25
     lease_s: float = 2.0
@@ -107,7 +110,7 @@ class Slot:
     def signal(self, number: signal.Signals) -> None:
         if self.node is not None and self.node.is_alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.node.process.pid, number)
+                self.node.process.send_signal(number)
 
 
 @dataclass(slots=True)
@@ -139,6 +142,8 @@ class Stage:
     settings: Mapping[str, str]
     config: Path
     private_keys: Sequence[str] = field(repr=False)
+    machine: Mapping[str, str]
+    nursery: Nursery | None  # where there can't be one, nodes are started from nothing
     happened: list[Happened] = field(default_factory=list)
     strangers: set[str] = field(default_factory=set)
     victim_is_protected: bool = False
@@ -155,20 +160,22 @@ class Stage:
         return random.Random(f"{self.plan.seed}:{name}")
 
     async def spawn(self, slot: Slot, *, log: Path | None = None) -> NodeProcess:
-        return await start_node(
+        order = order_node(
             slot.name,
             dsn=_at_port(self.dsn, slot.wire.port),
             rpc_url=",".join(endpoint.url for endpoint in self.endpoints),
             private_keys=self.private_keys,
             settings=self.settings,
             log=log or slot.log,
-            module="fencepost.lab.chaos_node",
             more_environ={
                 ORDER_FILE: str(slot.order),
                 SKEW_S: str(slot.skew_s),
                 "FENCEPOST_CONFIG": str(self.config),
             },
         )
+        if self.nursery is not None:
+            return await self.nursery.start(order)
+        return await start_ordered(order, module="fencepost.lab.chaos_node")
 
     async def keep(self, slot: Slot) -> None:
         """Until cancelled: somebody is in the slot, or is about to be."""
@@ -189,6 +196,16 @@ class Stage:
             if slot.node is not None:
                 slot.signal(signal.SIGCONT)
                 await slot.node.stop()
+
+    async def promote_database(self) -> None:
+        """At its next start the server recovers as from an archive, which ends in a timeline of its own."""
+        cluster = self.postgres.data_dir / "cluster"
+        signal_file = cluster / "recovery.signal"
+        signal_file.touch(mode=0o600)
+        owner = owner_of(cluster)
+        if owner is not None:
+            os.chown(signal_file, owner.uid, owner.gid)
+        await self.postgres.restart("immediate")
 
     async def refuse_rows(self, table: str, *, within_s: float) -> None:
         async with self.database.acquire() as connection, connection.transaction():
@@ -228,7 +245,13 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         binary = await find_anvil(default_cache_dir(), report=report)
         report("starting PostgreSQL and the chain")
-        options = {"track_commit_timestamp": "on", "fsync": "on", "max_connections": CONNECTIONS_MOST}
+        options = {
+            "track_commit_timestamp": "on",
+            "fsync": "on",
+            "max_connections": CONNECTIONS_MOST,
+            "restore_command": "false",  # there is no archive: all that a promoted server knows is its own log
+            "recovery_target_timeline": "current",
+        }
         postgres = await stack.enter_async_context(embedded_postgres(folder / "postgres", options=options))
         accounts = plan.strict + plan.pipelined + 1
         chain = await stack.enter_async_context(
@@ -280,6 +303,11 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             settings=plan.settings(),
             config=_strict_signers(folder / "fencepost.toml", [*strict, victim]),
             private_keys=private_keys,
+            nursery=await stack.enter_async_context(nursery(logs / "nursery.log")) if IS_POSSIBLE else None,
+            machine=machine(
+                postgresql=await database.fetchval("SHOW server_version"),
+                anvil=(await rpc.call("web3_clientVersion")).removeprefix("anvil/v"),
+            ),
         )
         for number in range(1, plan.nodes + 1):
             wire = await stack.enter_async_context(db_proxy(postgres.port))

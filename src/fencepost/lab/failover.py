@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,11 @@ class Measured:
     killed_s: tuple[float, ...]
     stopped_s: tuple[float, ...]
     lease_s: float
+    machine: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "machine": dict(self.machine),
             "leaseS": self.lease_s,
             "kill9": _distribution(self.killed_s),
             "sigterm": _distribution(self.stopped_s),
@@ -46,17 +48,18 @@ class Measured:
 def _distribution(seconds: tuple[float, ...]) -> dict[str, float | int]:
     if not seconds:
         return {"runs": 0}
-    ninth = seconds[min(len(seconds) - 1, int(len(seconds) * 0.9))]
+    shares = {"p50S": 0.5, "p90S": 0.9, "p99S": 0.99, "maxS": 1.0}
+    last = len(seconds) - 1
     return {
         "runs": len(seconds),
-        "p50S": round(statistics.median(seconds), 3),
-        "p90S": round(ninth, 3),
-        "maxS": round(seconds[-1], 3),
+        **{name: round(seconds[ceil(last * share)], 3) for name, share in shares.items()},
     }
 
 
-async def measure(runs: int, *, logs: Path, report: Callable[[str], None]) -> Measured:
-    """So many runs of each kind, in turn."""
+async def measure(
+    runs: int, *, logs: Path, report: Callable[[str], None], on_run: Callable[[int, float, float], None]
+) -> Measured:
+    """So many runs of each kind, in turn; `on_run` hears how many are done, and the last two times."""
     plan = Plan(
         seconds=runs * 2 * NEXT_SEND_WITHIN_S,
         nodes=2,
@@ -77,10 +80,10 @@ async def measure(runs: int, *, logs: Path, report: Callable[[str], None]) -> Me
         for run in range(runs):
             killed.append(await _once(staged, signal.SIGKILL))
             stopped.append(await _once(staged, signal.SIGTERM))
-            report(f"run {run + 1} of {runs}: kill -9 {killed[-1]:.2f} s, SIGTERM {stopped[-1]:.2f} s")
+            on_run(run + 1, killed[-1], stopped[-1])
         for task in (pouring, watcher, *keepers):
             task.cancel()
-    return Measured(tuple(sorted(killed)), tuple(sorted(stopped)), plan.lease_s)
+    return Measured(tuple(sorted(killed)), tuple(sorted(stopped)), plan.lease_s, staged.machine)
 
 
 async def _once(staged: Stage, number: signal.Signals) -> float:

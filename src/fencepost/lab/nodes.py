@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from fencepost.errors import Unready
 
@@ -20,11 +21,23 @@ STOP_WITHIN_S = 6.0
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
+class Process(Protocol):
+    """What is needed of a process, whoever is its parent."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def send_signal(self, signal: int) -> None: ...
+    def kill(self) -> None: ...
+    async def wait(self) -> int: ...
+
+
 @dataclass(slots=True)
 class NodeProcess:
     name: str
     url: str
-    process: asyncio.subprocess.Process = field(repr=False)
+    process: Process = field(repr=False)
 
     @property
     def is_alive(self) -> bool:
@@ -79,6 +92,39 @@ async def start_nodes(
     return nodes
 
 
+@dataclass(frozen=True, slots=True)
+class NodeOrder:
+    """A `fencepost up` of its own. Secrets go through the environment, not the arguments."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str] = field(repr=False)
+    log: Path
+
+
+def order_node(
+    name: str,
+    *,
+    dsn: str,
+    rpc_url: str,
+    private_keys: Sequence[str],
+    settings: Mapping[str, str],
+    log: Path,
+    more_environ: Mapping[str, str] = _NOTHING_MORE,
+) -> NodeOrder:
+    keys = {f"FENCEPOST_KEY_{index}": key for index, key in enumerate(private_keys)}
+    environ = {
+        **os.environ,
+        **keys,
+        **more_environ,
+        "FENCEPOST_DATABASE_DSN": dsn,
+        "FENCEPOST_RPC_URL": rpc_url,
+    }
+    asked = {"node.id": name, "api.port": "0", **settings}
+    sets = [f"--set={key}={value}" for key, value in asked.items()]
+    return NodeOrder(name, ("up", "--json", "--while-stdin", *sets), environ, log)
+
+
 async def start_node(
     name: str,
     *,
@@ -90,30 +136,35 @@ async def start_node(
     module: str = "fencepost",
     more_environ: Mapping[str, str] = _NOTHING_MORE,
 ) -> NodeProcess:
-    """A `fencepost up` of its own, once it says that it is ready. Secrets go through the environment, not the arguments.
+    """With the command that users run, once it says that it is ready."""
+    order = order_node(
+        name,
+        dsn=dsn,
+        rpc_url=rpc_url,
+        private_keys=private_keys,
+        settings=settings,
+        log=log,
+        more_environ=more_environ,
+    )
+    return await start_ordered(order, module=module)
 
-    `module` is what is run: the command itself, or something that prepares the process and then runs it.
-    """
-    keys = {f"FENCEPOST_KEY_{index}": key for index, key in enumerate(private_keys)}
-    environ = {
-        **os.environ,
-        **keys,
-        **more_environ,
-        "FENCEPOST_DATABASE_DSN": dsn,
-        "FENCEPOST_RPC_URL": rpc_url,
-    }
-    arguments = [
-        f"--set={key}={value}" for key, value in {"node.id": name, "api.port": "0", **settings}.items()
-    ]
-    with log.open("ab") as errors:
+
+async def start_ordered(order: NodeOrder, *, module: str = "fencepost") -> NodeProcess:
+    """Once it says that it is ready. `module` is the command itself, or what prepares the process and then runs it."""
+    with order.log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, "up", "--json", "--while-stdin", *arguments,
-            env=environ, stdout=asyncio.subprocess.PIPE, stderr=errors, stdin=asyncio.subprocess.PIPE,
+            sys.executable, "-m", module, *order.arguments,
+            env=order.environ, stdout=asyncio.subprocess.PIPE, stderr=errors, stdin=asyncio.subprocess.PIPE,
         )  # fmt: skip
     assert process.stdout is not None  # noqa: S101 - it was asked for
+    return await until_ready(order, process, process.stdout)
+
+
+async def until_ready(order: NodeOrder, process: Process, said: asyncio.StreamReader) -> NodeProcess:
+    """The node, or its end and the reason."""
     try:
         async with asyncio.timeout(READY_WITHIN_S):
-            line = await process.stdout.readline()
+            line = await said.readline()
         url = json.loads(line)["url"]
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
@@ -121,8 +172,8 @@ async def start_node(
         await process.wait()
         if not isinstance(error, TimeoutError | ValueError | KeyError):
             raise
-        raise Unready(f"node {name} did not start: {_last_words(log)}") from error
-    return NodeProcess(name, url, process)
+        raise Unready(f"node {order.name} did not start: {_last_words(order.log)}") from error
+    return NodeProcess(order.name, url, process)
 
 
 def _last_words(log: Path) -> str:

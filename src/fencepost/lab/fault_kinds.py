@@ -1,0 +1,37 @@
+"""What the faults of a chaos run do, in words: one line a kind, in the order of a page."""
+
+from __future__ import annotations
+
+KINDS: dict[str, str] = {
+    "kill_at_failpoint": "a node is killed with -9 just before or after a call of a port: sign, commit, send, receipt, …",
+    "pause_at_failpoint": "a node sleeps there, for 0.2 to 3 leases",
+    "kill": "a node is killed with -9 at any moment",
+    "pause": "a node sleeps at any moment (SIGSTOP), for 0.2 to 3 leases",
+    "commit_held": "a node sleeps between a write and its COMMIT, which the server holds open meanwhile",
+    "graceful_stop": "a node is stopped in order (SIGTERM)",
+    "rolling_restart": "every node is stopped in turn, each once the one before is back",
+    "duplicate_id": "a second process of the same name is started, in half of the cases while the first one sleeps",
+    "clock_skew": "a node dies, and comes back with a wall clock that is 60 s off",
+    "db_cut": "a node's connections to the database are reset, and new ones refused",
+    "db_black_hole": "nothing passes between a node and the database, and nobody is told",
+    "db_dropped_answer": "what a node asks of the database is done, and the answer never comes",
+    "db_delay": "everything between a node and the database takes its time",
+    "backend_terminated": "the database ends sessions of a node",
+    "db_restart_immediate": "the database crashes and recovers from its log",
+    "db_promoted": "the database crashes and comes back as a promoted one: the same data, another timeline",
+    "disk_full": "a table refuses to grow, with PostgreSQL's own error 53100 (raised by a trigger, not by a full disk)",
+    "pool_exhausted": "a table is locked, so that waiting statements fill every node's pool",
+    "connections_exhausted": "the server has no connection left, and some of a node's own have just ended",
+    "rpc_error": "30 % of the calls to an endpoint, or to all, are refused without having been done",
+    "rpc_time_out": "30 % of the calls hang, and then the connection is reset",
+    "rpc_executed_then_error": "30 % of the calls are done, and answered with an error or a reset",
+    "rpc_lag": "one endpoint answers as the chain was up to six blocks ago",
+    "rpc_lie": "one endpoint is wrong about nonces: -3 … +100",
+    "reorg_dropped": "a reorg, up to two blocks deeper than the required depth; its transactions are gone",
+    "reorg_included": "a reorg with the same transactions in other blocks",
+    "reorg_mixed": "a reorg with some of them",
+    "reorg_replaced": "a reorg with other attempts of the same transactions, where some were sent",
+    "eviction": "transactions are dropped from the pool",
+    "base_fee_spike": "the base fee rises above what waits in the pool offers",
+    "stranger": "somebody else uses a signer's key: that signer must end in PROTECT",
+}
