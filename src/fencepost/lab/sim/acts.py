@@ -57,6 +57,8 @@ def _nonce_lags(world: World, fault: Fault) -> bool:
 
 
 def _nonce_lies(world: World, fault: Fault) -> bool:
+    if fault.flavour == "high" and not world.plan.setup.strict and world.records.counts[fault.kind]:
+        return False  # two lies at the right moments are a truth to whoever looks twice
     by = fault.size if fault.flavour == "high" else -fault.size
     world.weather.begin(fault.kind, fault.slot, length_s=fault.length_s, size=by)
     return True

@@ -23,9 +23,9 @@ def fail_over(world: World, fault: Fault) -> bool:
         return False  # another one took over meanwhile
     replica, written_by = world.replicas[fault]
     world.replicas.clear()
-    hashes = world.database.hashes
+    before = world.database.copied()
     world.database.fail_over(replica)
-    world.records.failed_over(hashes, written_by)
+    world.records.failed_over(before, written_by)
     lost = [number for number, tx_id in world.by_number.items() if tx_id not in world.database.txs]
     for number in lost:
         del world.by_number[number]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fencepost.application.sequence import ADOPT_AFTER_S
 from fencepost.domain.send import SendCategory
 
 TTL_S: Final = 10.0
@@ -246,7 +247,7 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
             size = rng.randint(1, 12)
         case "nonce_lies":
             size = rng.randint(1, 3)
-            flavour = rng.choice(("low", "high")) if setup.strict else "low"
+            flavour = rng.choice(("low", "high"))
         case "evicted" | "endpoint_lags":
             size = rng.randint(1, 5)
         case "reorg" | "fork_unwatched":
@@ -257,7 +258,10 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
             size, flavour = rng.randint(1, 12), rng.choice(_WISHES)
         case _:
             pass
-    return replace(fault, length_s=_length_s(rng, fault.kind), size=size, flavour=flavour)
+    length_s = _length_s(rng, fault.kind)
+    if flavour == "high" and not setup.strict:  # what a node says for longer, and nobody denies, is believed
+        length_s = min(length_s, 0.9 * ADOPT_AFTER_S)
+    return replace(fault, length_s=length_s, size=size, flavour=flavour)
 
 
 def _length_s(rng: random.Random, kind: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from fencepost.application.ports import LaneWrite, Receipt, Written
-from fencepost.domain.ids import Address, TxHash
+from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import SignedTx, UnsignedTx
@@ -178,7 +178,10 @@ class ChainPort:
 
     async def nonce(self, address: Address, tag: Any) -> int:
         found: int = await self._read("nonce", address, tag)
-        return max(0, found + self._gate.weather_of("nonce_lies"))
+        by = self._gate.weather_of("nonce_lies")
+        if by > 0 and Signer(self.chain_id, address) not in self._gate.records.database.cursors:
+            return found  # where a sequence begins, whoever is asked is believed
+        return max(0, found + by)
 
     async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
         found: Sequence[Receipt | None] = await self._read("receipts", hashes)

@@ -15,6 +15,7 @@ from uuid import UUID
 from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain.ids import BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
+from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import CursorState
 from fencepost.lab.checker import Violation
 from fencepost.lab.history import Acknowledged, ChainTx, FencedNote, Sent, Snapshot, TermRow, effect_of
@@ -56,6 +57,7 @@ class Records:
     deepest: dict[BlockHash, int] = field(default_factory=dict)  # how deep a block ever lay
     strangers: set[TxHash] = field(default_factory=set)
     lost: dict[TxHash, str] = field(default_factory=dict)  # stored once, and lost with its commit: its effect
+    begun_anew: set[Signer] = field(default_factory=set)  # whose cursor was lost as a whole
     may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
     _held: dict[Signer, _Held] = field(default_factory=dict)
     _protected_by: dict[Signer, int] = field(default_factory=dict)
@@ -163,15 +165,18 @@ class Records:
         stored = {tx_hash for _, tx_hash in self.database.hashes}
         return self.strangers | (self.lost.keys() - stored)
 
-    def failed_over(
-        self, hashes_before: Mapping[tuple[int, TxHash], UUID], written_by: Mapping[Any, Any]
-    ) -> None:
+    def failed_over(self, before: FakeDatabase, written_by: Mapping[object, tuple[int, int]]) -> None:
         """The database has other rows than a moment ago: so has our book. `written_by` is as old as they are."""
         data, now_s = self.database, self.loop.time()
-        gone = {tx_hash for chain_id, tx_hash in hashes_before if (chain_id, tx_hash) not in data.hashes}
-        self.may_fail |= {hashes_before[key] for key in hashes_before if key not in data.hashes}
-        self.lost |= {TxHash(sent.tx.hash): sent.tx.effect for sent in self.sent if sent.tx.hash in gone}
-        self.lost |= dict.fromkeys(gone - self.lost.keys(), "never sent")
+        gone = {
+            attempt.signed.hash: tx
+            for tx in before.txs.values()
+            for attempt in tx.attempts
+            if (tx.signer.chain_id, attempt.signed.hash) not in data.hashes
+        }
+        self.may_fail |= {tx.tx_id for tx in gone.values()}
+        self.lost |= {tx_hash: _effect(tx, tx_hash) for tx_hash, tx in gone.items()}
+        self.begun_anew |= before.cursors.keys() - data.cursors.keys()
         self.sent = [sent for sent in self.sent if sent.tx.hash not in gone]
         del self.marks[len(data.journal) :]
         self.written_by = dict(written_by)
@@ -220,6 +225,12 @@ class Records:
     def noted(self, event: str, fields: Mapping[str, Any]) -> None:
         if event == "fenced":
             self.fenced.append(FencedNote(self.loop.time(), _name(fields["signer"]), fields["token"]))
+
+
+def _effect(tx: ManagedTx, tx_hash: TxHash) -> str:
+    raw = next(attempt.signed.raw for attempt in tx.attempts if attempt.signed.hash == tx_hash)
+    call = decode(raw)[1].call
+    return effect_of(to=call.to, value_wei=call.value_wei, data="")
 
 
 def _name(signer: Signer) -> str:

@@ -18,7 +18,7 @@ from fencepost.lab.sim.plan import Plan, make_plan
 from fencepost.lab.sim.world import World
 
 MOST_SHRINKS = 150
-MOST_LINES_TOLD = 60
+MOST_LINES_TOLD = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +156,22 @@ def story(plan: Plan) -> list[str]:
     return told + [f"    {line}" for line in interesting]
 
 
+_TELLING = (
+    "*",
+    "-",
+    "sent",
+    "violation",
+    "acknowledged",
+    "starts",
+    "stops",
+    "is gone",
+    "faults",
+    "unprotect",
+    "cancels",
+    "commit",
+)
+
+
 def _is_telling(line: str) -> bool:
-    what = line[20:]
-    return what.startswith(
-        (
-            "*",
-            "-",
-            "sent",
-            "violation",
-            "acknowledged",
-            "starts",
-            "stops",
-            "is gone",
-            "faults",
-            "unprotect",
-            "commit",
-            "block",
-        )
-    )
+    who, what = line[11:19].rstrip(), line[20:]
+    return what.startswith(_TELLING) or (who == "chain" and not what.endswith(" 0"))
