@@ -95,8 +95,7 @@ def _head_of_queue(lane: Lane, room: int) -> list[ManagedTx]:
 
 
 async def _refuse_what_is_too_late(lane: Lane) -> int:
-    now_s = lane.clock.now_s()
-    late = [tx for tx in lane.queue if tx.valid_until_s is not None and tx.valid_until_s <= now_s]
+    late = lane.queue.too_late(lane.clock.now_s())
     if late:
         error = "validUntil passed before the transaction got its turn"
         await lane.commit(

@@ -56,7 +56,7 @@ async def _about_transaction(lane: Lane, command: Command) -> None:
 
 
 async def _current(lane: Lane, command: Command) -> ManagedTx | None:
-    for tx in (*lane.in_flight.values(), *lane.queue):
+    for tx in [*lane.in_flight.values(), *lane.queue]:
         if tx.tx_id == command.tx_id:
             return tx
     assert command.tx_id is not None  # noqa: S101 - the caller chose those

@@ -12,7 +12,6 @@ What a death leaves behind:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -31,6 +30,7 @@ from fencepost.application.ports import (
     Observer,
     TxChange,
 )
+from fencepost.application.queue import Queue
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx, Step
@@ -128,7 +128,7 @@ class Lane:
 
     cursor: Cursor | None = None
     in_flight: dict[int, ManagedTx] = field(default_factory=dict)  # by nonce, lowest first
-    queue: deque[ManagedTx] = field(default_factory=deque)
+    queue: Queue = field(default_factory=Queue)
     queue_may_have_more: bool = True  # the ledger may hold requests that are not loaded
     commands_may_wait: bool = True
 
@@ -168,7 +168,7 @@ class Lane:
     def adopt(self, state: LaneState, *, queue_limit: int) -> None:
         self.cursor = state.cursor
         self.in_flight = {tx.held_nonce(): tx for tx in state.in_flight}
-        self.queue = deque(state.queue)
+        self.queue.load(state.queue)
         self.queue_may_have_more = len(state.queue) >= queue_limit
 
     def require_trust(self) -> None:
@@ -206,6 +206,7 @@ class Lane:
             self.cursor = cursor
         made = [*changes, *fillers]
         stored = [change.after for change in made]
+        self.queue.leave({change.before.tx_id for change in changes if _leaves_queue(change)})
         for tx in stored:
             self._remember(tx)
         self.observer.note(
@@ -232,15 +233,10 @@ class Lane:
 
     def _remember(self, tx: ManagedTx) -> None:
         if tx.state is State.QUEUED:
-            self.queue = deque(tx if queued.tx_id == tx.tx_id else queued for queued in self.queue)
+            self.queue.update(tx)
+        elif tx.nonce is None:
             return
-        if self.queue and self.queue[0].tx_id == tx.tx_id:
-            self.queue.popleft()
-        else:
-            self.queue = deque(queued for queued in self.queue if queued.tx_id != tx.tx_id)
-        if tx.nonce is None:
-            return
-        if tx.is_terminal:
+        elif tx.is_terminal:
             self.in_flight.pop(tx.nonce, None)
             self.suspicions.pop(tx.nonce, None)
         elif tx.nonce in self.in_flight or not self.in_flight or tx.nonce > next(reversed(self.in_flight)):
@@ -265,6 +261,10 @@ class Lane:
         if tx.journal_count < self.policy.history_max_entries:
             return list(entries)
         return [entry for entry in entries if entry.event not in REPEATED_EVENTS]
+
+
+def _leaves_queue(change: TxChange) -> bool:
+    return change.before.state is State.QUEUED and change.after.state is not State.QUEUED
 
 
 REPEATED_EVENTS = frozenset({"Resubmit", "SendResult", "Stale", "Confirm"})

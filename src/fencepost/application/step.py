@@ -47,8 +47,7 @@ async def _refill(lane: Lane) -> None:
     if lane.queue_may_have_more and len(lane.queue) < lane.policy.window:
         lane.queue_may_have_more = False
         loaded = await lane.ledger.load_queue(lane.signer, limit=lane.policy.read_ahead)
-        lane.queue.clear()
-        lane.queue.extend(loaded)
+        lane.queue.load(loaded)
         lane.queue_may_have_more = lane.queue_may_have_more or len(loaded) >= lane.policy.read_ahead
 
 

@@ -1,0 +1,108 @@
+"""The head of a lane's queue: what leaves it, what stays, and what is too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+import pytest
+
+from fakes.bench import QUICK, STRICT, Bench
+from fencepost.application.queue import Queue
+from fencepost.domain.ids import Address, Signer
+from fencepost.domain.managed import Intent, Kind, ManagedTx
+from fencepost.domain.states import State
+from fencepost.domain.transaction import Call
+
+SIGNER = Signer(31_337, Address("0x" + "a1" * 20))
+
+
+def waiting(seq: int, *, until_s: float | None = None) -> ManagedTx:
+    intent = Intent(call=Call(to=SIGNER.address))
+    return ManagedTx(uuid4(), SIGNER, seq, Kind.INTENT, intent, valid_until_s=until_s)
+
+
+def ids(*txs: ManagedTx) -> set[UUID]:
+    return {tx.tx_id for tx in txs}
+
+
+@pytest.fixture
+def txs() -> list[ManagedTx]:
+    return [waiting(seq) for seq in range(6)]
+
+
+@pytest.fixture
+def queue(txs: list[ManagedTx]) -> Queue:
+    made = Queue()
+    made.load(txs)
+    return made
+
+
+@pytest.mark.parametrize("gone", [(), (0,), (0, 1, 2), (5,), (0, 2), (2, 4), (0, 1, 2, 3, 4, 5)])
+def test_those_that_leave_are_gone_and_the_others_keep_their_order(
+    queue: Queue, txs: list[ManagedTx], gone: tuple[int, ...]
+) -> None:
+    queue.leave(ids(*(txs[at] for at in gone)))
+    assert list(queue) == [tx for at, tx in enumerate(txs) if at not in gone]
+
+
+def test_one_that_is_not_held_changes_nothing(queue: Queue, txs: list[ManagedTx]) -> None:
+    stranger = waiting(9)
+    queue.leave(ids(stranger, txs[0]))
+    queue.update(stranger)
+    assert list(queue) == txs[1:]
+
+
+def test_another_value_takes_the_same_place(queue: Queue, txs: list[ManagedTx]) -> None:
+    changed = txs[3]._replace(version=2)
+    queue.update(changed)
+    assert list(queue) == [*txs[:3], changed, *txs[4:]]
+
+
+def test_what_is_too_late_is_found_wherever_it_stands() -> None:
+    queue = Queue()
+    never, late, later = waiting(0), waiting(1, until_s=10.0), waiting(2, until_s=20.0)
+    queue.load([never, later, late])
+    assert queue.too_late(9.9) == []
+    assert queue.too_late(10.0) == [late]
+    queue.leave(ids(late))
+    assert queue.too_late(19.9) == []
+    assert queue.too_late(20.0) == [later]
+
+
+def test_the_first_deadline_may_leave_before_it_passes() -> None:
+    queue = Queue()
+    first, second = waiting(0, until_s=10.0), waiting(1, until_s=20.0)
+    queue.load([first, second])
+    queue.leave(ids(first))
+    assert queue.too_late(15.0) == []
+    assert queue.too_late(25.0) == [second]
+
+
+async def test_what_happens_to_those_with_a_nonce_does_not_go_through_the_queue() -> None:
+    bench = Bench()
+    node = bench.node(replace(QUICK, max_in_flight=2))
+    txs = await bench.requests(50)
+    await node.turn()
+    held = node.lane.queue._txs
+    bench.chain.mine(2)
+    await node.turn()
+    assert node.lane.queue._txs is held  # receipts, ends, allocations and sends: nothing was built anew
+    assert [bench.state(tx_id) for tx_id in txs[:4]] == [State.CONFIRMED] * 2 + [State.SUBMITTED] * 2
+
+
+async def test_a_wish_in_the_middle_of_the_queue_is_seen_by_the_next_allocation() -> None:
+    bench = Bench()
+    node = bench.node(STRICT)
+    first, dropped, last = await bench.requests(3)
+    await node.turn()
+    await bench.ask("cancel", dropped)
+    await node.turn()
+    bench.chain.mine(2)
+    await node.turn(2)
+    assert [bench.state(tx_id) for tx_id in (first, dropped, last)] == [
+        State.CONFIRMED,
+        State.CANCELLED,
+        State.SUBMITTED,
+    ]
+    assert bench.tx(last).nonce == 1
