@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from fencepost.application.attempts import AtFeeCap, next_attempt
 from fencepost.application.holes import fillers, find_hole
@@ -56,7 +57,7 @@ async def _about_transaction(lane: Lane, command: Command) -> None:
 
 
 async def _current(lane: Lane, command: Command) -> ManagedTx | None:
-    for tx in [*lane.in_flight.values(), *lane.queue]:
+    for tx in chain(lane.in_flight.values(), lane.queue):
         if tx.tx_id == command.tx_id:
             return tx
     assert command.tx_id is not None  # noqa: S101 - the caller chose those
