@@ -12,7 +12,15 @@ from fencepost.lab.chaos_stage import Plan
 from fencepost.lab.failpoints import POINTS
 
 SHORT = Plan(
-    seconds=12.0, seed=7, nodes=3, strict=1, pipelined=2, lease_s=2.0, pipelined_per_s=10, quiet_within_s=40
+    seconds=12.0,
+    seed=7,
+    nodes=3,
+    strict=1,
+    pipelined=2,
+    victims=1,
+    lease_s=2.0,
+    pipelined_per_s=10,
+    quiet_within_s=40,
 )
 
 

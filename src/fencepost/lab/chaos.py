@@ -17,6 +17,7 @@ from pathlib import Path
 
 import asyncpg
 
+from fencepost.domain.ids import Address
 from fencepost.errors import EmbeddedError, RpcError
 from fencepost.lab import chaos_database_faults as database
 from fencepost.lab import chaos_node_faults as nodes
@@ -84,7 +85,7 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
     ),
     "prices": (12.0, {world.base_fee_spike: 1}),
 }
-STRANGER_AT = 0.4  # of the time
+STRANGERS_UNTIL = 0.6  # of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,9 @@ class Run:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.load.pour(self._until_s))
             strands = [group.create_task(self._strand(name)) for name in STRANDS]
-            strands.append(group.create_task(self._stranger()))
+            for number, victim in enumerate(self.stage.victims, start=1):
+                at = STRANGERS_UNTIL * number / len(self.stage.victims)
+                strands.append(group.create_task(self._stranger(victim, at)))
             await asyncio.wait(strands, timeout=plan.seconds + LAST_FAULT_WITHIN_S)
             for strand in strands:
                 strand.cancel()
@@ -181,12 +184,12 @@ class Run:
             left_s = max(0.0, self._until_s - time.monotonic())
             await asyncio.sleep(min(left_s, chance.uniform(0.02, pause_most_s)))
 
-    async def _stranger(self) -> None:
+    async def _stranger(self, victim: Address, at: float) -> None:
         """Bounded by the patience of the load, which goes on for the victim."""
-        await asyncio.sleep(self.stage.plan.seconds * STRANGER_AT)
+        await asyncio.sleep(self.stage.plan.seconds * at)
         while time.monotonic() < self._until_s + NOTICE_WITHIN_S:
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, RpcError):
-                await world.stranger(self.stage)
+                await world.stranger(self.stage, victim)
                 return
             await asyncio.sleep(0.5)
 
@@ -212,8 +215,8 @@ class Run:
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             live: int = await self.stage.database.fetchval(
                 "SELECT count(*) FROM managed_tx WHERE state NOT IN ('CONFIRMED', 'FAILED', 'CANCELLED')"
-                " AND signer <> $1",
-                self.stage.victim,
+                " AND signer <> ALL ($1)",
+                list(self.stage.struck),
             )
             return live == 0
         return False
@@ -233,7 +236,7 @@ class Run:
                 sent=tuple(sorted(staged.record.sent, key=lambda sent: sent.at_s)),
                 acknowledged=tuple(self.load.acknowledged),
                 fenced=gather.fenced(logs),
-                victims=frozenset({staged.victim} if staged.strangers else ()),
+                victims=frozenset(staged.struck),
                 strangers=frozenset(staged.strangers),
                 all_must_mine=True,
                 quiet_within_s=quiet_within_s,

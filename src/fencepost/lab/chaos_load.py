@@ -66,7 +66,7 @@ class Load:
         is_pipelined = signer in self.stage.pipelined
         per_s = plan.pipelined_per_s if is_pipelined else plan.strict_per_s
         waiting_most = WAITING_MOST_PIPELINED if is_pipelined else WAITING_MOST_STRICT
-        while time.monotonic() < until_s or (signer == self.stage.victim and self._must_notice(until_s)):
+        while time.monotonic() < until_s or self._must_notice(signer, until_s):
             await asyncio.sleep(chance.expovariate(per_s))
             waits = self._of_signer[signer] - self.ended[signer]
             if waits < waiting_most and self.under_way < CALLERS_MOST:
@@ -74,9 +74,9 @@ class Load:
                 self.asked += 1
                 group.create_task(self._ask(signer, self.asked, session, chance))
 
-    def _must_notice(self, until_s: float) -> bool:
+    def _must_notice(self, signer: Address, until_s: float) -> bool:
         """A signer without requests is looked at by nobody, so its stranger would not be noticed."""
-        waits = bool(self.stage.strangers) and not self.stage.victim_is_protected
+        waits = signer in self.stage.struck - self.stage.protected
         return waits and time.monotonic() < until_s + NOTICE_WITHIN_S
 
     async def _ask(

@@ -62,6 +62,7 @@ class Plan:
     nodes: int = 4
     strict: int = 3
     pipelined: int = 8
+    victims: int = 3  # strict, and a stranger uses their keys
     required_depth: int = 2
     block_time_s: float = 0.25
     lease_s: float = 2.0
@@ -135,7 +136,7 @@ class Stage:
     keys: LocalKeys
     strict: tuple[Address, ...]
     pipelined: tuple[Address, ...]
-    victim: Address
+    victims: tuple[Address, ...]
     slots: list[Slot]
     endpoints: list[RpcProxy]
     record: Record
@@ -145,8 +146,9 @@ class Stage:
     machine: Mapping[str, str]
     nursery: Nursery | None  # where there can't be one, nodes are started from nothing
     happened: list[Happened] = field(default_factory=list)
-    strangers: set[str] = field(default_factory=set)
-    victim_is_protected: bool = False
+    strangers: set[str] = field(default_factory=set)  # hashes
+    struck: set[Address] = field(default_factory=set)  # victims whose key was used
+    protected: set[Address] = field(default_factory=set)  # those of them that are in PROTECT
     lie_is_wanted: bool = False  # one endpoint is about to lie: the others are left well
     notes: Counter[str] = field(default_factory=Counter)
     began_s: float = field(default_factory=time.time)
@@ -154,7 +156,7 @@ class Stage:
 
     @property
     def signers(self) -> tuple[Address, ...]:
-        return (*self.strict, *self.pipelined, self.victim)
+        return (*self.strict, *self.pipelined, *self.victims)
 
     def chance(self, name: str) -> random.Random:
         return random.Random(f"{self.plan.seed}:{name}")
@@ -253,7 +255,7 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             "recovery_target_timeline": "current",
         }
         postgres = await stack.enter_async_context(embedded_postgres(folder / "postgres", options=options))
-        accounts = plan.strict + plan.pipelined + 1
+        accounts = plan.strict + plan.pipelined + plan.victims
         chain = await stack.enter_async_context(
             anvil_node(binary=binary, run_dir=folder / "anvil", accounts=accounts, extra=("--no-mining",))
         )
@@ -281,11 +283,9 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             asyncpg.create_pool(postgres.dsn, min_size=0, max_size=8, command_timeout=_ADMIN_TIMEOUT_S)
         )
         await database.execute(_DISK_FULL)
-        strict, pipelined, victim = (
-            addresses[: plan.strict],
-            addresses[plan.strict : -1],
-            addresses[-1],
-        )
+        strict = addresses[: plan.strict]
+        pipelined = addresses[plan.strict : plan.strict + plan.pipelined]
+        victims = addresses[plan.strict + plan.pipelined :]
         made = Stage(
             plan=plan,
             postgres=postgres,
@@ -296,12 +296,12 @@ async def stage(plan: Plan, *, logs: Path, report: Callable[[str], None]) -> Asy
             keys=keys,
             strict=strict,
             pipelined=pipelined,
-            victim=victim,
+            victims=victims,
             slots=[],
             endpoints=endpoints,
             record=record,
             settings=plan.settings(),
-            config=_strict_signers(folder / "fencepost.toml", [*strict, victim]),
+            config=_strict_signers(folder / "fencepost.toml", [*strict, *victims]),
             private_keys=private_keys,
             nursery=await stack.enter_async_context(nursery(logs / "nursery.log")) if IS_POSSIBLE else None,
             machine=machine(

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.domain.ids import Address
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
 from fencepost.errors import RpcError
 from fencepost.lab.chaos_stage import Happened, Stage
@@ -177,15 +178,14 @@ async def base_fee_spike(stage: Stage, chance: random.Random) -> Happened | None
 # ---- a stranger
 
 
-async def stranger(stage: Stage) -> None:
-    """Somebody else uses the victim's key, until the victim's signer is in PROTECT. Every reorg may undo it: again."""
-    victim = stage.victim
+async def stranger(stage: Stage, victim: Address) -> None:
+    """Somebody else uses the victim's key, until its signer is in PROTECT. Every reorg may undo it: again."""
     for attempt in range(1, 200):
         state = await stage.database.fetchval(
             "SELECT state FROM signer_nonce_cursor WHERE signer = $1", victim
         )
-        stage.victim_is_protected = state == "PROTECT"
-        if stage.victim_is_protected:
+        if state == "PROTECT":
+            stage.protected.add(victim)
             return
         nonce = int(await stage.chain.call("eth_getTransactionCount", [victim, "latest"]), 16)
         tx = UnsignedTx(
@@ -197,10 +197,11 @@ async def stranger(stage: Stage) -> None:
         )
         signed = (await stage.keys.sign(victim, [tx]))[0]
         stage.strangers.add(signed.hash)
+        if victim not in stage.struck:
+            stage.struck.add(victim)
+            stage.happened.append(Happened(time.time(), "stranger", victim, detail=f"nonce {nonce}"))
         try:
             await stage.chain.call("eth_sendRawTransaction", [f"0x{signed.raw.hex()}"])
         except RpcError as error:
             stage.notes[f"stranger refused: {str(error)[:60]}"] += 1
-        if attempt == 1:
-            stage.happened.append(Happened(time.time(), "stranger", victim, detail=f"nonce {nonce}"))
         await asyncio.sleep(_STRANGER_EVERY_S)

@@ -65,6 +65,7 @@ async def measure(
         nodes=2,
         strict=0,
         pipelined=1,
+        victims=0,
         lease_s=LEASE_S,
         pipelined_per_s=30,
     )
