@@ -26,6 +26,7 @@ SCHEMES = ("postgres", "postgres+lock", "redis_issue", "redis_full", "leased", "
 LEASE_S = 10.0
 DEAD_AFTER_S = 30.0
 HEAL_AFTER_S = 20.0
+HEARD_WITHIN_S = 0.1  # of real time: how Redis stands is decided on the database's clock
 ALICE = Signer(31_337, Address("0x" + "a1" * 20))
 BOB = Signer(31_337, Address("0x" + "b2" * 20))
 
@@ -55,6 +56,7 @@ class NonceLab:
         unflushed_max: int = 1000,
         pool_size: int = 8,
         redis_url: str | None = None,
+        heard_within_s: float = HEARD_WITHIN_S,
     ) -> NoncePort:
         """As a process of its own would have it; with a Redis at another address, if one is named."""
         pool = await self._stack.enter_async_context(
@@ -75,7 +77,7 @@ class NonceLab:
             case "redis_issue":
                 return RedisIssueNonces(records, self.link(redis_url))
             case "redis_full":
-                return RedisFullNonces(records, self.link(redis_url))
+                return RedisFullNonces(records, self.link(redis_url), heard_within_s=heard_within_s)
             case "leased":
                 return LeasedNonces(records, self._leases(pool), clock=self.clock)
             case _:
@@ -112,6 +114,10 @@ class NonceLab:
         shift = "make_interval(secs => $1)"
         await self.pool.execute(
             f"UPDATE nonce_slot SET expires_at = expires_at - {shift}, held_at = held_at - {shift}", seconds
+        )
+        await self.pool.execute(
+            f"UPDATE nonce_cursor SET redis_off_from = redis_off_from - {shift}, redis_off_until = redis_off_until - {shift}",
+            seconds,
         )
         await self.pool.execute(f"UPDATE nonce_block SET seen_at = seen_at - {shift}", seconds)
         await self.pool.execute(f"UPDATE signer_lease SET expires_at = expires_at - {shift}", seconds)

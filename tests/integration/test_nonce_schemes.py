@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -15,10 +16,11 @@ import pytest_asyncio
 
 from fakes.ledger_lab import new
 from fencepost.application.ports import AcceptOutcome
-from fencepost.dev.redis import EmbeddedRedis
+from fencepost.dev.redis import EmbeddedRedis, embedded_redis
 from fencepost.domain.ids import Signer
 from fencepost.errors import HoldLost, NonceUnavailable, NotLeader, SignerElsewhere
 from fencepost.lab.relay import Relay
+from fencepost.nonce import lua
 from fencepost.nonce.leased import LeasedNonces
 from fencepost.nonce.port import Hold, NoncePort
 from fencepost.nonce.redis_full import RedisFullNonces
@@ -27,6 +29,7 @@ from fencepost.nonce.segments import SegmentNonces
 from nonce_lab import ALICE, BOB, DEAD_AFTER_S, HEAL_AFTER_S, LEASE_S, NonceLab, open_nonce_lab, tx_hash
 
 PROBE_AFTER_S = 5.0
+PATIENCE_S = 2.0  # longer than a busy machine makes anybody wait
 NOWHERE = "redis://127.0.0.1:1/0"
 SOMEBODY_WAITS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -203,6 +206,109 @@ async def test_redis_full_does_not_write_an_older_state_over_a_newer(lab: NonceL
     await port.tend_once()
     assert [row["state"] for row in await lab.slots(ALICE)] == ["CONSUMED"]
     assert port._behind.refused == 1
+
+
+async def redis_epoch(lab: NonceLab) -> int:
+    return int(
+        await lab.pool.fetchval("SELECT redis_epoch FROM nonce_cursor WHERE signer = $1", ALICE.address)
+    )
+
+
+async def test_redis_full_turns_everybody_away_from_redis_when_one_process_has_none(lab: NonceLab) -> None:
+    """And what was given from Redis before is written down before anything is given without it."""
+    inside = await lab.open("redis_full", heard_within_s=PATIENCE_S)
+    cut_off = await lab.open("redis_full", redis_url=NOWHERE, heard_within_s=PATIENCE_S)
+    assert await give(inside, 3) == [0, 1, 2]
+    assert await lab.slots(ALICE) == []
+    alone = asyncio.create_task(give(cut_off))
+    await until(lambda: redis_epoch(lab))
+    await inside.tend_once()
+    assert len(await lab.slots(ALICE)) == 3
+    together = await asyncio.gather(alone, *[give(port) for port in (inside, cut_off) for _ in range(10)])
+    assert sorted(nonce for got in together for nonce in got) == list(range(3, 24))
+
+
+async def test_redis_full_hears_that_redis_is_off_before_it_gives_though_nobody_tends_it(
+    lab: NonceLab,
+) -> None:
+    inside, cut_off = await lab.open("redis_full"), await lab.open("redis_full", redis_url=NOWHERE)
+    (first, second) = await inside.allocate(ALICE, count=2, hold_for_s=60)
+    await inside.tend_once()
+    assert await give(cut_off) == [2]
+    assert await give(inside) == [3]
+    await cut_off.mark_submitted(first, tx_hash(1))
+    await inside.mark_used(second, tx_hash(2))
+    assert [row["state"] for row in await lab.slots(ALICE)] == ["SUBMITTED", "CONSUMED", "HELD", "HELD"]
+
+
+async def test_redis_full_goes_back_to_redis_when_everybody_reaches_it(lab: NonceLab) -> None:
+    inside, cut_off = await lab.open("redis_full"), await lab.open("redis_full", redis_url=NOWHERE)
+    held = await inside.allocate(ALICE, count=2, hold_for_s=60)
+    await inside.tend_once()
+    await give(cut_off)
+    await cut_off.mark_recyclable(held[0])
+    await lab.pass_time(60)
+    assert await give(inside, 2) == [0, 3], "as PostgreSQL knew it, not as Redis had it"
+    assert await lab.link().command("HGET", f"fencepost:nonce:{{{ALICE}}}:meta", "next") == "4"
+
+
+async def test_redis_full_does_not_release_by_itself_what_others_may_have_in_redis(lab: NonceLab) -> None:
+    inside, cut_off = await lab.open("redis_full"), await lab.open("redis_full", redis_url=NOWHERE)
+    (hold,) = await inside.allocate(ALICE, hold_for_s=5)
+    await inside.tend_once()
+    await inside.mark_submitted(hold, tx_hash(1))  # only Redis has heard of it
+    await lab.pass_time(6)
+    await cut_off.allocate(BOB, hold_for_s=60)  # by now it knows that it has no Redis
+    assert await cut_off.reclaim_expired(ALICE) == 0
+    assert await redis_epoch(lab) == 0, "reclaiming alone turns nobody away"
+    assert await inside.reclaim_expired(ALICE) == 0
+
+
+async def test_a_process_joins_redis_full_while_another_gives(lab: NonceLab) -> None:
+    one, two = await lab.open("redis_full"), await lab.open("redis_full")
+    await give(one)
+    joined = asyncio.Event()
+
+    async def caller() -> list[int]:
+        got: list[int] = []
+        while not joined.is_set():
+            got += await give(one)
+        return got
+
+    async def joiner() -> list[int]:
+        got = await give(two, 5)
+        joined.set()
+        return got
+
+    given = await asyncio.gather(joiner(), *[caller() for _ in range(16)])
+    assert sorted(nonce for got in given for nonce in got) == list(range(1, 1 + sum(map(len, given))))
+    assert await redis_epoch(lab) == 0
+
+
+async def test_a_process_that_was_idle_notices_that_redis_is_another_one(
+    lab: NonceLab, redis_server: EmbeddedRedis, redis_relay: Relay, tmp_path: Path
+) -> None:
+    """A replica that stopped following before the last writes: PostgreSQL has them, and nobody gives them again."""
+    idle = await lab.open("redis_full", heard_within_s=60)
+    await give(idle)
+    async with embedded_redis(tmp_path / "replica") as replica:
+        link = lab.link(replica.url)
+        await link.command("REPLICAOF", "127.0.0.1", redis_server.port)
+
+        async def follows() -> bool:
+            return bool(await link.command("EXISTS", f"fencepost:nonce:{{{ALICE}}}:meta"))
+
+        await until(follows)
+        await link.command("REPLICAOF", "NO", "ONE")
+        busy = await lab.open("redis_full")
+        await give(busy, 5)
+        await busy.tend_once()
+        redis_relay.cut()
+        redis_relay.server_port = replica.port
+        redis_relay.mend()
+        # By now the idle one's connection has ended, and others have brought their scripts, for other signers.
+        await lab.link().pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
+        assert await give(idle) == [6]
 
 
 # ---- leased

@@ -42,6 +42,7 @@ UNFENCED = {
     "nonce_mark": {"nonce_slot"},
     "nonce_occupy": {"nonce_slot"},
     "nonce_reclaim": {"nonce_cursor", "nonce_slot"},
+    "nonce_redis_off": {"nonce_cursor"},
     "nonce_register": {"signer_use"},
     "nonce_take": {"nonce_cursor", "nonce_slot"},
     "nonce_take_gaps": {"nonce_slot"},

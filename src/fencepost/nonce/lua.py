@@ -1,7 +1,7 @@
 """The scripts of `redis_full`: each is one step that nothing comes between.
 
-Five keys a signer, always in this order: `meta` (a hash: next, revision, floor), `slots` (nonce to its state), `released`
-(by nonce), `held` (by the end of the hold, in ms of Redis's clock), `dirty` (nonces whose state is not in PostgreSQL
+Five keys a signer, always in this order: `meta` (a hash: next, revision, floor, epoch), `slots` (nonce to its state),
+`released` (by nonce), `held` (by the end of the hold, in ms of Redis's clock), `dirty` (nonces whose state is not in PostgreSQL
 yet). A slot is `revision|STATE|token|end in ms|hash`.
 
 A script takes at most `MOST_AT_ONCE` nonces: what it hands to one command must fit Lua's stack. Many values travel as
@@ -49,12 +49,12 @@ def slots_key(signer: Signer) -> str:
 
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
-# count, token, hold in ms → "nonce nonce …"; "" when nothing is loaded.
+# count, token, hold in ms, epoch → "nonce nonce …"; "" when nothing is loaded, or in another epoch.
 ALLOCATE = Script(
     _NOW
     + """
-local known = redis.call('HMGET', KEYS[1], 'next', 'floor')
-if not known[1] then return '' end
+local known = redis.call('HMGET', KEYS[1], 'next', 'floor', 'epoch')
+if known[3] ~= ARGV[4] then return '' end
 local count = tonumber(ARGV[1])
 local ends = string.format('%.0f', now + ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. known[2])
@@ -147,14 +147,15 @@ if #forgotten > 0 then redis.call('HDEL', KEYS[2], unpack(forgotten)) end
 return #settled
 """)
 
-# revision as it must be ('' for none), next, revision, floor, then nonce, STATE, token, ms left, hash … → 1 if it was so.
+# revision as it must be ('' for none), next, revision, floor, epoch, then nonce, STATE, token, ms left, hash …
+# → 1 if it was so.
 RELOAD = Script(
     _NOW
     + """
 if (redis.call('HGET', KEYS[1], 'revision') or '') ~= ARGV[1] or redis.call('SCARD', KEYS[5]) > 0 then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
-redis.call('HSET', KEYS[1], 'next', ARGV[2], 'revision', ARGV[3], 'floor', ARGV[4])
-for i = 5, #ARGV, 5 do
+redis.call('HSET', KEYS[1], 'next', ARGV[2], 'revision', ARGV[3], 'floor', ARGV[4], 'epoch', ARGV[5])
+for i = 6, #ARGV, 5 do
   local nonce, state = ARGV[i], ARGV[i + 1]
   local ends = string.format('%.0f', now + ARGV[i + 3])
   redis.call('HSET', KEYS[2], nonce, ARGV[3] .. '|' .. state .. '|' .. ARGV[i + 2] .. '|' .. ends .. '|' .. ARGV[i + 4])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID, uuid4
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.database import Connection, Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -54,18 +54,25 @@ class Records:
     async def take(self, signer: Signer, *, count: int, hold_for_s: float, floor: int = 0) -> list[Hold]:
         """By row lock: one caller at a time for a signer."""
         await self.open(signer)
-        token = uuid4()
-        key = signer.chain_id, signer.address
-        nonces: list[int] = []
         async with self.pool.acquire() as connection, connection.transaction():
-            await connection.execute(sql("nonce_cursor_lock"), *key)
-            for _ in range(_TRIES):  # more than one only if somebody stores nonces without the lock
-                wanted = count - len(nonces)
-                got = await connection.fetch(sql("nonce_take"), *key, wanted, token, hold_for_s, floor)
-                nonces += [row["nonce"] for row in got]
-                if len(nonces) == count:
-                    return holds(signer, nonces, token)
-            raise NonceUnavailable(f"the nonces of {signer.address} are taken faster than they can be stored")
+            await connection.execute(sql("nonce_cursor_lock"), signer.chain_id, signer.address)
+            return await self.take_locked(connection, signer, count=count, hold_for_s=hold_for_s, floor=floor)
+
+    async def take_locked(
+        self, connection: Connection, signer: Signer, *, count: int, hold_for_s: float, floor: int = 0
+    ) -> list[Hold]:
+        """In a transaction that has the lock of the signer's row."""
+        token = uuid4()
+        nonces: list[int] = []
+        for _ in range(_TRIES):  # more than one only if somebody stores nonces without the lock
+            wanted = count - len(nonces)
+            got = await connection.fetch(
+                sql("nonce_take"), signer.chain_id, signer.address, wanted, token, hold_for_s, floor
+            )
+            nonces += [row["nonce"] for row in got]
+            if len(nonces) == count:
+                return holds(signer, nonces, token)
+        raise NonceUnavailable(f"the nonces of {signer.address} are taken faster than they can be stored")
 
     async def take_gaps(self, signer: Signer, *, count: int, hold_for_s: float) -> list[Hold]:
         token = uuid4()
@@ -103,7 +110,7 @@ class Records:
             left = [entry for position, entry in enumerate(left) if position not in applied]
             if not left:
                 break
-            slots = await self._look([mark.hold for _, mark in left])
+            slots = await self.look([mark.hold for _, mark in left])
             unclear = []
             for (index, mark), slot in zip(left, slots, strict=True):
                 try:
@@ -130,7 +137,7 @@ class Records:
         )
         return {row["position"] - 1 for row in applied}
 
-    async def _look(self, wanted: Sequence[Hold]) -> list[Slot | None]:
+    async def look(self, wanted: Sequence[Hold]) -> list[Slot | None]:
         found = await self.pool.fetch(sql("nonce_look"), *_hold_arrays(wanted))
         slots: list[Slot | None] = [None] * len(wanted)
         for row in found:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from fencepost.adapters.postgres.group_commit import GroupCommit
@@ -26,13 +25,13 @@ from fencepost.nonce import lua
 from fencepost.nonce.port import MOST_AT_ONCE, Hold, Mark, NonceState, SignerStatus, check_request, is_done
 from fencepost.nonce.records import Records
 from fencepost.nonce.redis_link import RedisDown, RedisLink
+from fencepost.nonce.redis_turns import HEARD_WITHIN_S, RedisTurns
 from fencepost.nonce.write_behind import StoredSlot, WriteBehind
 
 _log = logging.getLogger(__name__)
 
 MOST_CALLS_A_PIPELINE = 200
 PARALLEL_PIPELINES = 2
-MOST_LOADED = 5000
 MOST_RECLAIMED = 1000
 _TRIES = 10
 
@@ -45,12 +44,12 @@ class _Call:
 
 
 class RedisFullNonces:
-    def __init__(self, records: Records, link: RedisLink) -> None:
+    def __init__(self, records: Records, link: RedisLink, *, heard_within_s: float = HEARD_WITHIN_S) -> None:
         self._records = records
         self._link = link
-        self._loaded: dict[Signer, int] = {}  # at which generation of the link
         self._past: dict[Signer, int] = {}  # above all that was given here
         self._behind = WriteBehind(records.pool, link)
+        self._turns = RedisTurns(records, link, self._behind, past=self._past, heard_within_s=heard_within_s)
         self._calls = GroupCommit(
             self._allocate_batch, most_items=MOST_CALLS_A_PIPELINE, parallel=PARALLEL_PIPELINES
         )
@@ -62,19 +61,24 @@ class RedisFullNonces:
         await self._records.open(signer)
         call = _Call(signer, count, int(hold_for_s * 1000))
         for _ in range(_TRIES):
-            if not self._link.is_up:
-                break
             try:
-                if self._loaded.get(signer) != self._link.generation:
-                    await self._load(signer)
-                given = await self._calls.submit(call)
+                if await self._turns.is_on(signer):
+                    generation = self._link.generation
+                    given = await self._calls.submit(call)
+                    # Redis may have become another one meanwhile, or a pause too long to have heard that it is off.
+                    if given and generation == self._link.generation and await self._turns.is_on(signer):
+                        return given
+                    self._turns.forget(signer)
+                    continue
             except RedisDown:
                 continue
-            if given:
-                return given
-            self._loaded.pop(signer, None)  # Redis has forgotten it
-        floor = self._past.get(signer, 0)
-        return await self._records.take(signer, count=count, hold_for_s=hold_for_s, floor=floor)
+            async with self._turns.without_redis(signer) as connection:
+                if connection is not None:
+                    floor = self._past.get(signer, 0)
+                    return await self._records.take_locked(
+                        connection, signer, count=count, hold_for_s=hold_for_s, floor=floor
+                    )
+        raise NonceUnavailable(f"Redis comes and goes: nothing is given for {signer.address}, ask again")
 
     async def _allocate_batch(self, calls: Sequence[_Call]) -> Sequence[list[Hold]]:
         """One script for all who wait for the same signer; they share a token, and the longest time that was asked."""
@@ -86,6 +90,7 @@ class RedisFullNonces:
                 sum(call.count for call in group),
                 token.hex,
                 max(call.hold_ms for call in group),
+                self._turns.epoch(group[0].signer),
             )
             for group, token in zip(groups, tokens, strict=True)
         ]
@@ -97,31 +102,6 @@ class RedisFullNonces:
             for call in group:  # in the order of asking, from the smallest nonce up
                 given[id(call)] = [Hold(signer, nonces.pop(), token) for _ in range(call.count) if nonces]
         return [given[id(call)] for call in calls]
-
-    async def _load(self, signer: Signer) -> None:
-        """Make Redis's state of a signer anew from PostgreSQL, once nothing in Redis is ahead of it."""
-        generation = self._link.generation
-        await self._link.pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
-        for _ in range(_TRIES):
-            before = await self._link.command("HGET", lua.meta_key(signer), "revision")
-            await self._behind.flush([signer])
-            key = signer.chain_id, signer.address
-            rows = await self._records.pool.fetch(sql("nonce_live_slots"), *key, MOST_LOADED)
-            revision = await self._records.pool.fetchval(sql("nonce_last_revision"), *key)
-            state: list[Any] = [
-                before or "",
-                max(await self._records.known_next(signer), self._past.get(signer, 0)),
-                max(revision, int(before or 0)) + 1,
-                await self._records.seen_by_chain(signer),
-            ]
-            for row in rows:
-                token = row["hold"].hex if row["hold"] else ""
-                left_ms = int(row["expires_in_s"] * 1000)
-                state += [row["nonce"], row["state"], token, left_ms, row["tx_hash"] or ""]
-            if await self._link.command(*lua.RELOAD.call(signer, *state)):
-                self._loaded[signer] = generation
-                return
-        raise RedisDown("others change Redis faster than it can be loaded")
 
     # ---- marks
 
@@ -137,10 +117,11 @@ class RedisFullNonces:
     async def _mark(self, mark: Mark) -> None:
         signer, nonce = mark.hold.signer, mark.hold.nonce
         for _ in range(_TRIES):
-            if not self._link.is_up:
-                await self._mark_without_redis(mark)
-                return
             try:
+                if not await self._turns.is_on(signer):
+                    if await self._mark_without_redis(mark):
+                        return
+                    continue
                 text = await self._link.command("HGET", lua.slots_key(signer), nonce)
                 if text is None:  # consumed long ago, or lost
                     await self._records.mark(mark)
@@ -157,37 +138,46 @@ class RedisFullNonces:
                 continue
         raise NonceUnavailable(f"nonce {nonce} is being changed by others: ask again")
 
-    async def _mark_without_redis(self, mark: Mark) -> None:
-        """The hold may never have been written down: it is now, unless somebody else has the nonce by now."""
+    async def _mark_without_redis(self, mark: Mark) -> bool:
+        """False: Redis has to be asked after all.
+
+        What is submitted or consumed in PostgreSQL can't become anybody else's. Anything else may be known to Redis
+        alone, so Redis has to be off; the hold may never have been written down, and it is now, unless somebody else
+        has the nonce by now.
+        """
         hold = mark.hold
-        await self._records.pool.execute(
-            sql("nonce_occupy"),
-            [hold.signer.chain_id],
-            [hold.signer.address],
-            [hold.nonce],
-            [hold.token],
-            [0.0],
-        )
+        (slot,) = await self._records.look([hold])
+        if slot is None or slot.state in (NonceState.HELD, NonceState.RELEASED):
+            async with self._turns.without_redis(hold.signer) as connection:
+                if connection is None:
+                    return False
+                await connection.execute(
+                    sql("nonce_occupy"),
+                    [hold.signer.chain_id],
+                    [hold.signer.address],
+                    [hold.nonce],
+                    [hold.token],
+                    [0.0],
+                )
         await self._records.mark(mark)
+        return True
 
     # ---- time
 
     async def reclaim_expired(self, signer: Signer) -> int:
+        """Where Redis speaks, in Redis; where it is off, in PostgreSQL; nothing while it is neither."""
         await self._records.open(signer)
-        if not self._link.is_up:
-            return len(await self._records.reclaim(signer))
         floor = await self._records.seen_by_chain(signer)
         try:
-            if self._loaded.get(signer) != self._link.generation:
-                await self._load(signer)
-            released = await self._link.command(*lua.RECLAIM.call(signer, floor, MOST_RECLAIMED))
+            if await self._turns.is_on(signer):
+                return int(await self._link.command(*lua.RECLAIM.call(signer, floor, MOST_RECLAIMED)))
         except RedisDown as error:
             raise NonceUnavailable("Redis gave no answer; nothing is known to be released") from error
-        return int(released)
+        return len(await self._records.reclaim(signer)) if await self._turns.has_begun(signer) else 0
 
     async def status(self, signer: Signer) -> SignerStatus | None:
         """As PostgreSQL knows it, after writing down what Redis has."""
-        if self._link.is_up and signer in self._loaded:
+        if self._link.is_up and signer in self._turns.loaded:
             try:
                 await self._behind.flush([signer])
             except RedisDown:
@@ -195,19 +185,20 @@ class RedisFullNonces:
         return await self._records.status(signer)
 
     async def tend_once(self) -> int:
-        """Write down what Redis has and PostgreSQL does not; look for Redis if it was gone."""
+        """Hear whether Redis is on, write down what it has and PostgreSQL does not; look for it if it was gone."""
         if not await self._link.probe():
             return 0
         try:
-            return await self._behind.flush(list(self._loaded))
+            await self._turns.look()
+            return await self._behind.flush(self._turns.loaded)
         except RedisDown as error:
             _log.warning("not written down yet: %s", error)
             return 0
 
     async def close(self) -> None:
         await self._calls.drain()
-        if self._link.is_up and self._loaded:
-            await self._behind.flush(list(self._loaded))
+        if self._link.is_up:
+            await self._behind.flush(self._turns.loaded)
         await self._records.drain()
 
 

@@ -1,16 +1,19 @@
 """Redis as something that may fail: a client made on demand, and a switch that turns away from it and back.
 
-`redis` is an optional package, imported here only and only when a scheme asks for it. `command` and `pipeline`
-give answers, or raise `RedisDown`. After `failures_max` failures in a row it does not try any more; `probe` asks from time to time
-whether Redis is back, and then the switch closes by itself. `generation` grows with every failure: whoever keeps
-something in Redis looks at it again after that, because a server that was away may have forgotten.
+`redis` is an optional package, imported here only and only when a scheme asks for it. `command` and `pipeline` give
+answers, or raise `RedisDown`. After `failures_max` failures in a row it does not try any more; `probe` asks from time to
+time whether Redis is back, and then the switch closes by itself.
+
+`generation` grows with every failure: whoever keeps something in Redis looks at it again after that, because a server
+that was away may have forgotten. A connection that meets another server than the last one did counts as such a failure,
+once, before anything is asked of it: the client connects again by itself, and a fail-over would go unnoticed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import Unready
@@ -35,7 +38,8 @@ class RedisLink:
         timeout_s: float = 1.0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._errors = _connect(url, timeout_s)
+        self._client, self._errors = _connect(url, timeout_s, self._meet)
+        self._server: str | None = None  # whom we met last
         self.generation = 0
         self._failures_max = failures_max
         self._probe_every_s = probe_every_s
@@ -73,6 +77,16 @@ class RedisLink:
         self._failures = 0
         return answers
 
+    async def _meet(self, connection: Any) -> None:
+        await connection.on_connect()
+        await connection.send_command("INFO", "server")
+        told = str(await connection.read_response())
+        met = next((line for line in told.splitlines() if line.startswith("run_id:")), None)
+        known, self._server = self._server, met
+        if known not in (None, met):
+            self.generation += 1
+            raise ConnectionResetError("this is another server than before")
+
     async def probe(self) -> bool:
         """Whether Redis is up; asks only if it was down and the time has come."""
         if self.is_up:
@@ -89,7 +103,9 @@ class RedisLink:
         await self._client.aclose()
 
 
-def _connect(url: str, timeout_s: float) -> tuple[Redis, tuple[type[Exception], ...]]:
+def _connect(
+    url: str, timeout_s: float, meet: Callable[[Any], Awaitable[None]]
+) -> tuple[Redis, tuple[type[Exception], ...]]:
     try:
         from redis.asyncio import BlockingConnectionPool, Redis
         from redis.exceptions import RedisError
@@ -104,6 +120,7 @@ def _connect(url: str, timeout_s: float) -> tuple[Redis, tuple[type[Exception], 
             socket_connect_timeout=timeout_s,
             decode_responses=True,
             retry=None,
+            redis_connect_func=meet,
         )
     except ValueError as error:
         raise Unready("nonce_service.redis_url is not a Redis address (redis://host:6379/0)") from error

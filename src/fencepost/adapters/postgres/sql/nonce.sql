@@ -209,6 +209,33 @@ SELECT greatest(c.next_nonce,
   FROM nonce_cursor c
  WHERE c.chain_id = $1 AND c.signer = $2
 
+-- name: nonce_redis_off
+-- Says for all processes that Redis is off for a signer, or that it still is. Runs under nonce_cursor_lock.
+-- unfenced: it gives nothing; whoever gives looks at it under the same lock
+WITH now AS MATERIALIZED (
+  SELECT clock_timestamp() AS t
+)
+UPDATE nonce_cursor c
+   SET redis_epoch = c.redis_epoch + CASE WHEN c.redis_off_until > now.t THEN 0 ELSE 1 END,
+       redis_off_from = CASE WHEN c.redis_off_until > now.t THEN c.redis_off_from
+                             ELSE now.t + make_interval(secs => $3) END,
+       redis_off_until = greatest(c.redis_off_until, now.t + make_interval(secs => $4::float8))
+  FROM now
+ WHERE c.chain_id = $1 AND c.signer = $2
+   AND (c.redis_off_until > now.t + make_interval(secs => $4::float8 / 2)) IS NOT TRUE
+RETURNING c.redis_epoch
+
+-- name: nonce_redis_standing
+-- Whether Redis is off for signers: when that begins and ends, in seconds from now; an end that is past is none.
+WITH now AS MATERIALIZED (
+  SELECT clock_timestamp() AS t
+)
+SELECT c.chain_id, c.signer, c.redis_epoch,
+       coalesce(extract(epoch FROM c.redis_off_from - now.t), 0)::float8 AS begins_in_s,
+       coalesce(extract(epoch FROM c.redis_off_until - now.t), 0)::float8 AS ends_in_s
+  FROM now, unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
+  JOIN nonce_cursor c ON c.chain_id = a.chain_id AND c.signer = a.signer
+
 -- name: nonce_live_slots
 -- A signer's nonces that are not consumed, the largest first.
 SELECT s.nonce, s.state, s.hold, s.tx_hash, s.revision,
