@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -224,6 +225,41 @@ async def test_odd_receipts_are_no_answer(node: Node, opened: Opened, odd: objec
     node.methods["eth_getTransactionReceipt"] = odd
     with pytest.raises(RpcUnavailable):
         await opened.chain(node).receipts([tx(1).hash])
+
+
+async def test_an_odd_receipt_fails_only_those_who_asked_for_it(node: Node, opened: Opened) -> None:
+    node.methods["eth_getTransactionReceipt"] = lambda tx_hash: (
+        "odd" if tx_hash == tx(2).hash else receipt(tx_hash)
+    )
+    chain = opened.chain(node)
+    fine, odd, also_fine = await asyncio.gather(
+        *(chain.receipts([tx(number).hash]) for number in (1, 2, 3)), return_exceptions=True
+    )
+    assert isinstance(odd, RpcUnavailable)
+    assert not isinstance(fine, BaseException)
+    assert not isinstance(also_fine, BaseException)
+    assert [found.tx_hash for found in (*fine, *also_fine) if found] == [tx(1).hash, tx(3).hash]
+    assert len(node.bodies) == 1
+
+
+async def test_sends_of_several_callers_travel_together_and_each_has_its_own_results(
+    node: Node, opened: Opened
+) -> None:
+    node.methods["eth_sendRawTransaction"] = lambda raw: (
+        RpcRefused("nonce too low") if raw == "0x02" else taken(raw)
+    )
+    chain = opened.chain(node)
+    said = await asyncio.gather(
+        chain.send([tx(1)]),
+        chain.send([tx(2), tx(3)]),
+        chain.send([tx(4)]),
+    )
+    assert [[result.category for result in results] for results in said] == [
+        [SendCategory.ACCEPTED],
+        [SendCategory.NONCE_TOO_LOW, SendCategory.ACCEPTED],
+        [SendCategory.ACCEPTED],
+    ]
+    assert len(node.bodies) == 1
 
 
 async def test_a_receipt_of_a_pending_transaction_is_none(node: Node, opened: Opened) -> None:

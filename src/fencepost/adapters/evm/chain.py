@@ -3,6 +3,8 @@
 Contract, beyond the port's
 - A send goes to every healthy endpoint once and at the same time; what they say is merged (`merge.py`). A hash that
   isn't the one computed before the send is `UNKNOWN`: under load, nodes have answered with another nonce's hash.
+- Sends of several callers travel together, and so do look-ups of receipts (`together.py`); each caller gets its own
+  results, and a receipt that can't be read fails only those who asked for it.
 - Whether the nodes know a transaction, and the receipt one of them lacks, is asked of all healthy endpoints: "nobody
   has it" must not rest on the word of one node that is behind, because a nonce that is consumed while no receipt is
   found looks like a stranger's work. Other reads go to the best endpoint.
@@ -21,7 +23,8 @@ from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, ty
 from fencepost.adapters.evm.merge import merge
 from fencepost.adapters.evm.node_errors import Row, classify
 from fencepost.adapters.evm.revert import refusal_reason
-from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
+from fencepost.adapters.evm.together import Together
 from fencepost.application.ports import Block, BlockTag, Chain, Header, Receipt
 from fencepost.domain.ids import Address, TxHash, parse_tx_hash
 from fencepost.domain.send import SendCategory, SendResult
@@ -37,6 +40,7 @@ from fencepost.errors import (
 
 _FEE_HISTORY_BLOCKS: Final = 5
 _FEE_PERCENTILE: Final = 50
+_PARALLEL: Final = 4  # requests under way of one kind; more gain nothing where it was measured
 _METHOD_NOT_FOUND: Final = -32601
 # What only reads may be asked of a second node when the first is silent.
 _READS: Final = (
@@ -64,6 +68,8 @@ class EvmChain(Chain):
     ) -> None:
         self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
         self._patterns = tuple(patterns)
+        self._sending = Together(self._send, most=BATCH_MAX, parallel=_PARALLEL)
+        self._looking_up = Together(self._receipts, most=BATCH_MAX, parallel=_PARALLEL)
 
     @property
     def chain_id(self) -> int:
@@ -72,6 +78,8 @@ class EvmChain(Chain):
         return self._endpoints.chain_id
 
     async def close(self) -> None:
+        await self._sending.aclose()
+        await self._looking_up.aclose()
         for endpoint in self._endpoints.all:
             await endpoint.rpc.close()
 
@@ -97,8 +105,9 @@ class EvmChain(Chain):
         return wanted
 
     async def send(self, txs: Sequence[SignedTx]) -> Sequence[SendResult]:
-        if not txs:
-            return []
+        return await self._sending.ask(txs) if txs else []
+
+    async def _send(self, txs: Sequence[SignedTx]) -> Sequence[SendResult]:
         calls = [("eth_sendRawTransaction", [f"0x{tx.raw.hex()}"]) for tx in txs]
 
         async def ask(endpoint: Endpoint) -> list[SendResult]:
@@ -160,18 +169,32 @@ class EvmChain(Chain):
         """A receipt one node lacks is asked of all. None means that each of them was reached and has none."""
         if not hashes:
             return []
+        receipts: list[Receipt | None] = []
+        for found in await self._looking_up.ask(hashes):
+            if isinstance(found, RpcError):
+                raise found
+            receipts.append(found)
+        return receipts
+
+    async def _receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | RpcError | None]:
         found = await self._endpoints.read(lambda endpoint: _receipts(endpoint, hashes))
-        missing = [tx_hash for tx_hash, receipt in zip(hashes, found, strict=True) if receipt is None]
+        missing = [
+            tx_hash
+            for tx_hash, receipt in zip(hashes, found, strict=True)
+            if not isinstance(receipt, Receipt)
+        ]
         if not missing or len(self._endpoints.all) == 1:
             return found
         settled = await self._endpoints.ask_all(lambda endpoint: _receipts(endpoint, missing))
-        elsewhere = {
-            receipt.tx_hash: receipt for _, said in answers_of(settled) for receipt in said if receipt
-        }
-        errors = [said for _, said in settled if isinstance(said, RpcError)]
-        if errors and len(elsewhere) < len(set(missing)):
-            raise errors[0]
-        return [receipt or elsewhere.get(tx_hash) for tx_hash, receipt in zip(hashes, found, strict=True)]
+        elsewhere: dict[TxHash, Receipt | RpcError] = {}
+        for _, said in settled:
+            for tx_hash, receipt in zip(missing, _each(said, len(missing)), strict=True):
+                if receipt is not None and not isinstance(elsewhere.get(tx_hash), Receipt):
+                    elsewhere[tx_hash] = receipt
+        return [
+            receipt if isinstance(receipt, Receipt) else elsewhere.get(tx_hash)
+            for tx_hash, receipt in zip(hashes, found, strict=True)
+        ]
 
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         if not hashes:
@@ -258,13 +281,32 @@ class EvmChain(Chain):
         )
 
 
-async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | None]:
-    said = await endpoint.batch([("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes])
-    found = [answers.receipt(item) for item in said]
-    for tx_hash, receipt in zip(hashes, found, strict=True):
-        if receipt is not None and receipt.tx_hash != tx_hash:
-            raise RpcUnavailable(f"{endpoint.rpc.endpoint}: the receipt of another transaction")
+async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | RpcError | None]:
+    """Raises when not one answer is usable, so that another endpoint is asked."""
+    said = await endpoint.rpc.batch([("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes])
+    found = [_receipt(endpoint, tx_hash, answer) for tx_hash, answer in zip(hashes, said, strict=True)]
+    if isinstance(found[0], RpcError) and all(isinstance(receipt, RpcError) for receipt in found):
+        raise found[0]
     return found
+
+
+def _receipt(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Receipt | RpcError | None:
+    if isinstance(answer, RpcError):
+        return answer
+    try:
+        receipt = answers.receipt(answer)
+    except RpcUnavailable as error:
+        return error
+    if receipt is not None and receipt.tx_hash != tx_hash:
+        return RpcUnavailable(f"{endpoint.rpc.endpoint}: the receipt of another transaction")
+    return receipt
+
+
+def _each(
+    said: list[Receipt | RpcError | None] | RpcError, count: int
+) -> Sequence[Receipt | RpcError | None]:
+    """What an endpoint said to each; one that failed as a whole said the same to all."""
+    return [said] * count if isinstance(said, RpcError) else said
 
 
 async def _quote(endpoint: Endpoint) -> Fees:

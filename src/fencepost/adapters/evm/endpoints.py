@@ -140,6 +140,8 @@ class Endpoints:
             except RpcError as error:
                 return error
 
+        if len(asked) == 1:
+            return [(asked[0], await settle(asked[0]))]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(settle(endpoint)) for endpoint in asked]
             await _first_answer(tasks)

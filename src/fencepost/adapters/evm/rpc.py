@@ -217,7 +217,7 @@ class JsonRpc:
         """The decoded body of a 2xx answer, or (status, None) of another one."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         try:
             async with self._session.post(
                 self._url,
