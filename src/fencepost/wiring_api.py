@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -36,6 +36,8 @@ DATABASE_FAILURES = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
+
+ADDRESSES_REMEMBERED = 10_000  # the same few come again and again, and reading one takes a hash
 
 
 def _encode_call(*, method: str, abi: Sequence[Any] | None, args: Sequence[Any]) -> bytes:
@@ -88,7 +90,7 @@ def services_of(running: Running) -> Services:
         addresses=running.keys.addresses,
         holds=lambda signer: signer in node.lanes,
         rules_of=rules_of,
-        parse_address=parse_checked_address,
+        parse_address=lru_cache(maxsize=ADDRESSES_REMEMBERED)(parse_checked_address),
         encode_call=_encode_call,
         encode_constructor=_encode_constructor,
         selector_of=_selector_of,

@@ -21,6 +21,8 @@ MOST_QUERY_CHARS = 8_192
 
 T = TypeVar("T")
 
+_JSON = "application/json"
+
 _PLACE = re.compile(r" - at `([^`]*)`$")
 _NAMED = re.compile(r"(unknown|required) field `([^`]*)`")
 
@@ -55,8 +57,11 @@ def _too_large(most_bytes: int) -> ApiError:
 
 def _require_json(request: Incoming) -> None:
     # Besides being plain: a page of another place can't send this type without asking first.
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    given = request.headers.get("content-type", "")
+    if given == _JSON:
+        return
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type != _JSON and not media_type.endswith("+json"):
         raise ApiError("media_type", f"{media_type[:100] or 'no type'} was given")
 
 
@@ -167,7 +172,9 @@ def require_plain(text: str, field: str) -> str:
 
 def preferred_wait_s(headers: Mapping[str, str]) -> float | None:
     """`Prefer: wait=10`, RFC 7240; what is not understood is ignored, as the RFC says."""
-    for preference in headers.get("prefer", "")[:1000].split(","):
+    if "prefer" not in headers:
+        return None
+    for preference in headers["prefer"][:1000].split(","):
         name, _, value = preference.partition(";")[0].partition("=")
         if name.strip().lower() == "wait" and re.fullmatch(r"[0-9]{1,6}", value.strip().strip('"')):
             return float(value.strip().strip('"'))

@@ -27,6 +27,7 @@ from fencepost.errors import SettingError
 
 REMEMBER_S = 2.0
 MOST_REMEMBERED = 10_000
+LONGEST_REMEMBERED = 300  # characters of a URL: nobody fills the memory with names
 BURST_S = 1.0  # a bucket holds what its rate gives in this time, and at least one
 
 
@@ -187,11 +188,16 @@ def _refuse_foreign_pages(request: Incoming) -> None:
 
     A page of another origin says so, and one that rebinds its name to our address has that name as the host.
     """
-    origin = request.headers.get("origin")
-    if not _is_here(f"//{request.headers.get('host', '')}") or (origin is not None and not _is_here(origin)):
+    host, origin = f"//{request.headers.get('host', '')}", request.headers.get("origin")
+    if not _names_here(host) or (origin is not None and not _names_here(origin)):
         raise ApiError("origin_refused", "without API keys only programs on this machine are served")
 
 
+def _names_here(url: str) -> bool:
+    return _is_here(url) if len(url) <= LONGEST_REMEMBERED else _is_here.__wrapped__(url)
+
+
+@lru_cache(maxsize=1024)
 def _is_here(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")

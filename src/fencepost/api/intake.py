@@ -31,7 +31,7 @@ def to_request(call: Call, asked: TxRequest, *, idempotency_key: str | None = No
             raise ApiError(
                 "field_invalid", f"requestId: must have 1 to {MOST_REQUEST_ID} characters", field="requestId"
             )
-    tags = tuple(dict.fromkeys(require_plain(tag, "tags") for tag in asked.tags))
+    tags = tuple(dict.fromkeys(require_plain(tag, "tags") for tag in asked.tags)) if asked.tags else ()
     request = Request(
         signer=signer,
         intent=_intent(call, asked.payload),
@@ -44,6 +44,8 @@ def to_request(call: Call, asked: TxRequest, *, idempotency_key: str | None = No
 
 
 def _signer(call: Call, asked: TxRequest) -> Signer:
+    if asked.submitter is None and asked.signer is not None:
+        return call.signer(asked.signer, asked.chain_id, "signer")
     names = [
         (name, text)
         for name, text in (("signer", asked.signer), ("submitter", asked.submitter))
@@ -62,9 +64,11 @@ def _valid_for_s(valid_until: datetime | None) -> float | None:
 
 
 def _intent(call: Call, payload: Payload) -> Intent:
-    access_list = tuple(
-        _access_entry(call, entry, index) for index, entry in enumerate(payload.access_list or ())
-    )
+    access_list: tuple[AccessEntry, ...] = ()
+    if payload.access_list:
+        access_list = tuple(
+            _access_entry(call, entry, index) for index, entry in enumerate(payload.access_list)
+        )
     chain_call = ChainCall(
         to=call.address(payload.to, "payload.to") if payload.to else None,
         value_wei=quantity(payload.value, "payload.value", most=MOST_WEI),
@@ -100,7 +104,7 @@ def _hex_bytes(text: str, field: str, *, most: int) -> bytes:
 
 
 def _data(call: Call, payload: Payload) -> bytes:
-    data = _hex_bytes(payload.data or "0x", "payload.data", most=MOST_DATA_BYTES)
+    data = _hex_bytes(payload.data, "payload.data", most=MOST_DATA_BYTES) if payload.data else b""
     if payload.method is None and payload.abi is None and payload.args is None:
         return data
     check_depth(payload.abi, "payload.abi")

@@ -6,15 +6,16 @@ find. The same request id with the same payload is the same request, however oft
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from fencepost.application.intake import Intake
 from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
-from fencepost.domain.ids import Signer
+from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call, TxType
 from fencepost.errors import InvalidRequest, RequestConflict, SignerProtected, UnknownSigner
@@ -28,8 +29,7 @@ MOST_REQUEST_ID = 200
 HANDLER_WAITS_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     signer: Signer
     intent: Intent
     request_id: str | None = None
@@ -37,13 +37,17 @@ class Request:
     tags: tuple[str, ...] = ()  # to find it by; no part of what makes two requests the same
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accept:
     ledger: Ledger
     keys: KeyPort
     chain_ids: frozenset[int]
     hint: Callable[[Signer], None]  # tells whoever may hold the lane
     intake: Intake | None = None  # how much may wait; None is without bounds
+    _addresses: frozenset[Address] = field(init=False)  # no key comes or goes while a process runs
+
+    def __post_init__(self) -> None:
+        self._addresses = frozenset(self.keys.addresses())
 
     async def accept(self, requests: Sequence[Request]) -> Sequence[Accepted]:
         """One outcome each. Raises when a request is malformed; callers with many validate each by itself.
@@ -52,21 +56,27 @@ class Accept:
         """
         for request in requests:
             self.validate(request)
+        return await self.accept_valid(requests)
+
+    async def accept_valid(self, requests: Sequence[Request]) -> Sequence[Accepted]:
+        """As `accept`, for requests that were validated one by one."""
         return await self._store([_new_request(request) for request in requests])
 
     async def _store(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         signers = [request.signer for request in requests]
-        with nullcontext() if self.intake is None else self.intake.taking(signers):
+        if self.intake is None:
             accepted = await self.ledger.accept(requests)
-        created = [
+        else:
+            with self.intake.taking(signers):
+                accepted = await self.ledger.accept(requests)
+        created = Counter(
             signer
             for signer, answer in zip(signers, accepted, strict=True)
             if answer.outcome is AcceptOutcome.CREATED
-        ]
-        if self.intake is not None:
-            for signer in created:
-                self.intake.stored(signer)
-        for signer in set(created):
+        )
+        for signer, count in created.items():
+            if self.intake is not None:
+                self.intake.stored(signer, count)
             self.hint(signer)
         return accepted
 
@@ -113,7 +123,7 @@ class Accept:
             raise InvalidRequest(
                 f"chain {signer.chain_id} is not configured (known: {known})", field="chainId"
             )
-        if signer.address not in self.keys.addresses():
+        if signer.address not in self._addresses:
             raise UnknownSigner(f"no key is configured for signer {signer.address}")
         if request.request_id is not None and not 0 < len(request.request_id) <= MOST_REQUEST_ID:
             raise InvalidRequest(f"must have 1 to {MOST_REQUEST_ID} characters", field="requestId")

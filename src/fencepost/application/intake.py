@@ -7,8 +7,7 @@ costs nothing, and the bounds are kept to within what all nodes take in one samp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fencepost.application.ports import Observer
@@ -48,13 +47,16 @@ class Intake:
         )
         self._in_all = self._queued.total()
 
-    def stored(self, signer: Signer) -> None:
-        self._queued[signer] += 1
-        self._in_all += 1
+    def stored(self, signer: Signer, count: int = 1) -> None:
+        self._queued[signer] += count
+        self._in_all += count
 
-    @contextmanager
-    def taking(self, signers: Sequence[Signer]) -> Iterator[None]:
-        """While requests are being stored. Raises `Overloaded` when there is no room for them."""
+    def taking(self, signers: Sequence[Signer]) -> _Taking:
+        """Entered while requests are being stored. Raises `Overloaded` when there is no room for them."""
+        self._require_room(signers)
+        return _Taking(self, len(signers))
+
+    def _require_room(self, signers: Sequence[Signer]) -> None:
         if self._being_stored and self._being_stored + len(signers) > MOST_BEING_STORED:
             raise self._refusal("being_stored", len(signers), "this node is busy storing requests")
         if self._in_all >= self.max_queued:
@@ -63,12 +65,26 @@ class Intake:
             if self._queued[signer] >= self.max_queued_per_signer:
                 waiting = f"{self._queued[signer]} requests of {signer.address} wait already"
                 raise self._refusal("signer", len(signers), waiting)
-        self._being_stored += len(signers)
-        try:
-            yield
-        finally:
-            self._being_stored -= len(signers)
 
     def _refusal(self, bound: str, count: int, waiting: str) -> Overloaded:
         self.observer.note("overloaded", bound=bound, count=count)
         return Overloaded(waiting, retry_after_s=RETRY_AFTER_S)
+
+    def being_stored(self, more: int) -> None:
+        self._being_stored += more
+
+
+class _Taking:
+    """So many requests on their way into the database, from when it is entered until it is left."""
+
+    __slots__ = ("_count", "_intake")
+
+    def __init__(self, intake: Intake, count: int) -> None:
+        self._intake = intake
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._intake.being_stored(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.being_stored(-self._count)
