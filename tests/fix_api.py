@@ -26,8 +26,8 @@ from fix_core import eventually
 
 SOMEBODY = "0x" + "5e" * 20
 FAST = {
-    "lease.duration": "2s",
-    "lease.renew_interval": "400ms",
+    "lease.duration": "6s",  # time-outs of statements come from it, and machines may be busy
+    "lease.renew_interval": "1s",
     "lease.skew_allowance": "0s",
     "chains.default.poll_interval": "50ms",
     "confirmations.required": "0",

@@ -88,8 +88,8 @@ async def test_503_while_it_is_away_and_nothing_half_accepted(dsn: str, anvil: T
         await direct.close()
         assert [row["request_id"] for row in rows] == ["before"]
         cable.whole = True
-        done = await door.get(f"/tx/{kept.json['txId']}", wait="confirmed", timeout=30)
+        done = await door.get(f"/tx/{kept.json['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CONFIRMED"
-        again = await door.post("/tx", door.transfer("while"), wait="confirmed", timeout=30)
+        again = await door.post("/tx", door.transfer("while"), wait="confirmed", timeout=60)
         assert again.json["state"] == "CONFIRMED"
         assert len(await anvil.mined_from(door.signers[0])) == 2

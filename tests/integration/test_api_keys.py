@@ -33,7 +33,7 @@ async def test_from_the_first_key_on_every_call_needs_one(door: Door) -> None:
     async def refused() -> bool:
         return (await door.get("/tx")).status == 401
 
-    await eventually(refused, within_s=2 * gate.REMEMBER_S)  # that there are none is believed for a moment
+    await eventually(refused, within_s=20 * gate.REMEMBER_S)  # that there are none is believed for a moment
     missing = await door.get("/tx")
     assert missing.problem[:2] == (401, "key_missing")
     assert missing.headers["WWW-Authenticate"].startswith("Bearer")
@@ -67,7 +67,7 @@ async def test_only_a_hash_of_a_key_is_stored_and_a_revoked_key_opens_nothing(do
     async def refused() -> bool:
         return (await keyed.get("/tx")).status != 200
 
-    await eventually(refused, within_s=2 * gate.REMEMBER_S)
+    await eventually(refused, within_s=20 * gate.REMEMBER_S)
     assert (await keyed.get("/tx")).problem[:2] == (401, "key_invalid")
     actions = await door.running.pool.fetch("SELECT action, actor FROM audit ORDER BY id")
     assert [tuple(row) for row in actions] == [("key.create", "a test"), ("key.revoke", "a test")]
@@ -75,7 +75,7 @@ async def test_only_a_hash_of_a_key_is_stored_and_a_revoked_key_opens_nothing(do
 
 async def test_a_scope_allows_what_it_says_and_no_more(door: Door) -> None:
     admin = door.with_token(await door.key(Scope.ADMIN))
-    tx = (await admin.post("/tx", door.transfer("scoped"), wait="confirmed", timeout=20)).json
+    tx = (await admin.post("/tx", door.transfer("scoped"), wait="confirmed", timeout=60)).json
     signer = door.signers[0]
     nowhere = uuid4()
     calls = {
@@ -105,8 +105,8 @@ async def test_a_scope_allows_what_it_says_and_no_more(door: Door) -> None:
 async def test_a_key_for_some_signers_sees_and_uses_only_those(door: Door) -> None:
     own, other = door.signers[:2]
     admin = door.with_token(await door.key(Scope.ADMIN))
-    mine = (await admin.post("/tx", door.transfer("o", signer=own), wait="confirmed", timeout=20)).json
-    theirs = (await admin.post("/tx", door.transfer("o", signer=other), wait="confirmed", timeout=20)).json
+    mine = (await admin.post("/tx", door.transfer("o", signer=own), wait="confirmed", timeout=60)).json
+    theirs = (await admin.post("/tx", door.transfer("o", signer=other), wait="confirmed", timeout=60)).json
     keyed = door.with_token(await door.key(Scope.TX_WRITE, Scope.OPERATOR, signers=frozenset({own})))
     assert (await keyed.post("/tx", door.transfer("p", signer=own))).status == 202
     assert (await keyed.post("/tx", door.transfer("p", signer=other))).problem[:2] == (
@@ -145,7 +145,7 @@ async def test_what_people_do_is_written_down_with_who_and_why(dsn: str, anvil: 
         token = await door.key(Scope.OPERATOR, name="night shift")
         keyed, signer = door.with_token(token), door.signers[0]
         body = {"reason": "planned work", "by": "Ada"}
-        answer = await keyed.post(f"/signers/{signer}/pause", body, timeout=20)
+        answer = await keyed.post(f"/signers/{signer}/pause", body, timeout=60)
         assert answer.json["askedBy"] == "Ada (night shift)"
         row = await door.running.pool.fetchrow("SELECT * FROM audit WHERE action = 'signer.pause'")
         assert row is not None

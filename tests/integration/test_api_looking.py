@@ -14,7 +14,7 @@ from fix_api import SOMEBODY, Door, open_door
 
 
 async def sent(door: Door, request_id: str, **more: Any) -> dict[str, Any]:
-    answer = await door.post("/tx", door.transfer(request_id, **more), wait="confirmed", timeout=20)
+    answer = await door.post("/tx", door.transfer(request_id, **more), wait="confirmed", timeout=60)
     assert answer.status == 200, answer
     assert isinstance(answer.json, dict)
     return answer.json
@@ -61,8 +61,8 @@ async def test_the_history_tells_each_stretch_once_with_what_was_done_in_it(door
 async def test_by_request_and_by_the_hash_of_any_attempt(dsn: str, anvil: TestChain) -> None:
     await anvil.call("evm_setAutomine", False)
     async with open_door(dsn, anvil) as door:
-        tx = (await door.post("/tx", door.transfer("bumped"), wait="submitted", timeout=20)).json
-        cancelled = await door.post(f"/tx/{tx['txId']}/cancel", timeout=20)
+        tx = (await door.post("/tx", door.transfer("bumped"), wait="submitted", timeout=60)).json
+        cancelled = await door.post(f"/tx/{tx['txId']}/cancel", timeout=60)
         assert cancelled.json["done"], cancelled
         found = await door.get(
             "/tx/by-request", signer=door.signers[0], requestId="bumped", include="attempts"
@@ -83,7 +83,7 @@ async def quiet(dsn: str, anvil: TestChain) -> AsyncIterator[Door]:
     """A door whose signers are paused: what is stored stays QUEUED."""
     async with open_door(dsn, anvil) as door:
         for signer in door.signers:
-            assert (await door.post(f"/signers/{signer}/pause", timeout=20)).json["done"]
+            assert (await door.post(f"/signers/{signer}/pause", timeout=60)).json["done"]
         yield door
 
 
@@ -159,7 +159,7 @@ async def test_a_list_is_narrowed_by_signer_state_time_and_tags(quiet: Door) -> 
 async def test_completions_come_once_each_in_an_order_that_goes_on(door: Door) -> None:
     ids = [(await sent(door, f"c-{number}"))["txId"] for number in range(5)]
     dropped = (await door.post("/tx", door.transfer("x", signer=door.signers[1]))).json["txId"]
-    await door.get(f"/tx/{dropped}", wait="confirmed", timeout=20)
+    await door.get(f"/tx/{dropped}", wait="confirmed", timeout=60)
     told = await door.completions(6, limit=2)
     assert [item["txId"] for item in told] == [*ids, dropped]
     after = told[-1]["cursor"]

@@ -14,7 +14,7 @@ WITHIN: dict[str, Any] = {"timeout": 20}
 async def test_cancel_before_a_nonce_drops_and_after_it_replaces(dsn: str, anvil: TestChain) -> None:
     await anvil.call("evm_setAutomine", False)
     async with open_door(dsn, anvil) as door:
-        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=20)).json
+        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=60)).json
         second = (await door.post("/tx", door.transfer("2"))).json
         dropped = await door.post(f"/tx/{second['txId']}/cancel", {"reason": "no more"}, **WITHIN)
         assert (dropped.status, dropped.json["tx"]["state"]) == (200, "CANCELLED")
@@ -34,7 +34,7 @@ async def test_cancel_before_a_nonce_drops_and_after_it_replaces(dsn: str, anvil
 
         await eventually(is_out)
         await anvil.mine()
-        done = await door.get(f"/tx/{first['txId']}", wait="confirmed", timeout=20)
+        done = await door.get(f"/tx/{first['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CANCELLED"
         mined = await anvil.mined_from(door.signers[0])
         assert [(tx["to"], tx["value"]) for tx in mined] == [(door.signers[0], "0x0")]
@@ -43,7 +43,7 @@ async def test_cancel_before_a_nonce_drops_and_after_it_replaces(dsn: str, anvil
 async def test_suspend_resume_and_resubmit(dsn: str, anvil: TestChain) -> None:
     await anvil.call("evm_setAutomine", False)
     async with open_door(dsn, anvil) as door:
-        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=20)).json
+        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=60)).json
         second = (await door.post("/tx", door.transfer("2"))).json
         held = await door.post(f"/tx/{second['txId']}/suspend", **WITHIN)
         assert (held.status, held.json["tx"]["state"]) == (200, "SUSPENDED")
@@ -56,11 +56,11 @@ async def test_suspend_resume_and_resubmit(dsn: str, anvil: TestChain) -> None:
         await eventually(went_out_again)
         await anvil.call("evm_setAutomine", True)
         await anvil.mine()
-        await door.get(f"/tx/{first['txId']}", wait="confirmed", timeout=20)
+        await door.get(f"/tx/{first['txId']}", wait="confirmed", timeout=60)
         assert (await door.get(f"/tx/{second['txId']}")).json["state"] == "SUSPENDED"
         resumed = await door.post(f"/tx/{second['txId']}/resume", **WITHIN)
         assert resumed.status == 200
-        done = await door.get(f"/tx/{second['txId']}", wait="confirmed", timeout=20)
+        done = await door.get(f"/tx/{second['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CONFIRMED"
 
 
@@ -68,7 +68,7 @@ async def test_pause_drain_and_resume_a_signer(dsn: str, anvil: TestChain) -> No
     await anvil.call("evm_setAutomine", False)
     async with open_door(dsn, anvil) as door:
         signer = door.signers[0]
-        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=20)).json
+        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=60)).json
         second = (await door.post("/tx", door.transfer("2"))).json
         waiting = await door.post(f"/signers/{signer}/drain", timeout=1)
         assert (waiting.status, waiting.json["drained"]) == (202, False)
@@ -82,7 +82,7 @@ async def test_pause_drain_and_resume_a_signer(dsn: str, anvil: TestChain) -> No
         await anvil.call("evm_setAutomine", True)
         opened = await door.post(f"/signers/{signer}/resume", **WITHIN)
         assert opened.json["signer"]["state"] == "ACTIVE"
-        done = await door.get(f"/tx/{second['txId']}", wait="confirmed", timeout=20)
+        done = await door.get(f"/tx/{second['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CONFIRMED"
 
 
@@ -101,7 +101,7 @@ async def test_protect_refuses_new_requests_until_a_person_decides(door: Door) -
     decided = await door.post(path, {"decision": "adopt", "reason": "key is safe", "by": "Ada"}, **WITHIN)
     assert (decided.status, decided.json["signer"]["state"]) == (200, "ACTIVE")
     assert decided.json["askedBy"] == "Ada (local)"
-    done = await door.post("/tx", door.transfer("p"), wait="confirmed", timeout=20)
+    done = await door.post("/tx", door.transfer("p"), wait="confirmed", timeout=60)
     assert done.json["state"] == "CONFIRMED"
     row = await door.running.pool.fetchrow(
         "SELECT reason, detail FROM audit WHERE action = 'signer.unprotect'"

@@ -45,7 +45,7 @@ def test_each_limit_by_itself() -> None:
 
 async def test_what_the_policy_forbids_is_refused_before_it_is_stored(door: Door) -> None:
     known = await door.post(
-        "/tx", door.transfer("before", payload={"to": ELSE}), wait="confirmed", timeout=20
+        "/tx", door.transfer("before", payload={"to": ELSE}), wait="confirmed", timeout=60
     )
     put = await with_policy(door, receivers=[SOMEBODY], selectors=["0x", TRANSFER], valueWeiMax="10")
     assert put.json["selectors"] == ["0x", "0xa9059cbb"]

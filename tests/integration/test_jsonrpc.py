@@ -79,7 +79,7 @@ def raw_of(key: bytes, *, nonce: int = 0) -> str:
 
 
 async def until_receipt(door: Door, tx_hash: str) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (receipt := await result(door, "eth_getTransactionReceipt", tx_hash)) is None:  # noqa: ASYNC110 - clients ask
             await asyncio.sleep(0.02)
     return receipt
@@ -306,7 +306,7 @@ async def test_the_hash_of_any_attempt_answers_with_the_one_that_mined(dsn: str,
     async with open_door(dsn, anvil, **BUMPING) as door:
         await anvil.call("evm_setAutomine", False)
         first = await result(door, "eth_sendTransaction", transfer(door, requestId="bumped"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (  # noqa: ASYNC110 - as a client that repeats itself
                 now := await result(door, "eth_sendTransaction", transfer(door, requestId="bumped"))
             ) == first:
@@ -329,7 +329,7 @@ async def test_a_filler_is_not_given_out_for_what_was_cancelled(dsn: str, anvil:
         tx_id = looked_up.json["txId"]
         assert (await door.post(f"/tx/{tx_id}/cancel", {"reason": "changed my mind"})).status == 200
         await anvil.mine()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await door.get(f"/tx/{tx_id}")).json["state"] != "CANCELLED":  # noqa: ASYNC110 - as pollers do
                 await asyncio.sleep(0.05)
         (filler,) = await anvil.mined_from(door.signers[0])
