@@ -23,6 +23,7 @@ FencepostError
 ├── WouldRevert           a dry run says that the transaction reverts
 ├── SigningError          the key port could not sign
 ├── Overloaded            too much waits already: the same call may succeed later
+├── Stopping              this node is on its way out: ask another one, or again soon
 ├── Fenced                this term is over: stop the lane, write nothing more
 └── NotLeader             another node holds the signer's lease
 
@@ -130,6 +131,10 @@ class WouldRevert(FencepostError):
 
 class SigningError(FencepostError):
     code = "signing"
+
+
+class Stopping(FencepostError):
+    code = "stopping"
 
 
 class Overloaded(FencepostError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,8 +10,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fencepost.errors import Unready
+from fencepost.runtime.beside import beside
 
-STOP_WITHIN_S = 2
+STOP_WITHIN_S = 1
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -55,8 +55,7 @@ async def serve(app: ASGIApp, listener: socket.socket, *more: socket.socket) -> 
         each.listen(
             config.backlog
         )  # from here on nobody is refused: who comes early waits for the first turn
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(server.serve(sockets=[listener, *more]), name="http")
+    async with beside(server.serve(sockets=[listener, *more]), name="http") as task:
         try:
             yield url_of(listener)
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,9 @@ from fencepost.domain.transaction import Fees, UnsignedTx
 from fencepost.errors import MigrationError, RpcError, SettingError
 from fencepost.nonce.opening import open_nonce_service
 from fencepost.nonce.service import NonceService
+from fencepost.runtime.beside import beside
 from fencepost.runtime.clock import MonotonicClock
+from fencepost.runtime.membership import Membership
 from fencepost.runtime.metrics import Metrics
 from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
@@ -49,6 +51,7 @@ from fencepost.wiring_nodes import advertised_url, among_others, leave, member, 
 
 RPC_TIMEOUT_S = 10.0
 MOST_RPC_BODY_BYTES = 64 * 1024 * 1024
+DRAIN_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -69,6 +72,15 @@ class Running:
     nonces: NonceService | None = None  # if nonce_service.enabled
     passes: Passes | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
+
+
+Door = Callable[[Running], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def no_door(_running: Running) -> AsyncIterator[None]:
+    """For a node inside somebody's process."""
+    yield
 
 
 async def wait_for_a_person(_tx: ManagedTx) -> StuckDecision:
@@ -92,10 +104,12 @@ async def open_node(
     more_private_keys: Sequence[str] = (),
     stuck_hook: StuckHook = wait_for_a_person,
     url: str | None = None,
+    door: Door = no_door,
 ) -> AsyncIterator[Running]:
     """A node at work. `dsn` and the chains' URLs must be there: whoever embeds servers has started them.
 
-    `url` is where its API can be reached, if it has one.
+    `url` is where its API can be reached, if it has one. `door` opens it: before other nodes hear of this one, so that
+    nobody is sent to a closed door; and it closes after the leases are given back, so that nobody is cut off.
     """
     metrics = Metrics(signer_labels=settings.metrics.signer_labels)
     await _require_schema(settings, dsn)
@@ -199,6 +213,8 @@ async def open_node(
             stack.push_async_callback(running.forward.close)
         await _see_chains(watches.values())
         async with (
+            _hearing(wakeups, within_s=settings.database.connect_timeout_s),
+            door(running),
             among_others(
                 settings,
                 node=node,
@@ -210,13 +226,12 @@ async def open_node(
                 history=history,
                 url=advertised_url(settings, url=url),
             ) as membership,
-            _at_work(node, wakeups),
+            _at_work(node, membership, waiting),
         ):
-            try:
-                yield running
-            finally:
-                await leave(membership)
-        await ledger.drain()
+            yield running
+        with suppress(TimeoutError):  # what hangs there ends with its connection
+            async with asyncio.timeout(DRAIN_WITHIN_S):
+                await ledger.drain()
 
 
 async def _see_chains(watches: Iterable[ChainWatch]) -> None:
@@ -239,25 +254,23 @@ async def _require_schema(settings: Settings, dsn: str) -> None:
 
 
 @asynccontextmanager
-async def _at_work(node: Node, wakeups: Wakeups) -> AsyncIterator[None]:
-    """The node's loops, until the body ends; then steps are finished and leases given back.
+async def _hearing(wakeups: Wakeups, *, within_s: float) -> AsyncIterator[None]:
+    async with beside(wakeups.run(), name="wakeups"):
+        await wakeups.until_heard(within_s=within_s)
+        yield
 
-    An error of the body goes out as it is: whoever embeds a node catches their own errors by name, not in a group.
-    """
-    of_the_body: Exception | None = None
-    async with asyncio.TaskGroup() as group:
-        hints = group.create_task(wakeups.run(), name="wakeups")
-        work = group.create_task(node.run(), name="node")
+
+@asynccontextmanager
+async def _at_work(node: Node, membership: Membership, waiting: Waiting) -> AsyncIterator[None]:
+    """The node's loops, until the body ends; then whoever waits is told, steps are finished and leases given back."""
+    async with beside(node.run(), name="node") as work:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised again below, once the group has ended
-            of_the_body = error
         finally:
+            waiting.stop()
+            await leave(membership)
             await node.stop()
             await work
-            hints.cancel()
-    if of_the_body is not None:
-        raise of_the_body
 
 
 class KeySources(TypedDict):

@@ -91,8 +91,9 @@ async def among_others(
 ) -> AsyncIterator[Membership]:
     """The node's name is taken before the body; heartbeats and samples go on until it ends.
 
-    Raises `Unready` when another live process has the name. Whoever stops the node calls `leave` first, so that the
-    others know whose signers become theirs before these are free.
+    From here on others hand signers and calls over to this node: it must be able to hear, and to answer. Raises
+    `Unready` when another live process has the name. Whoever stops the node calls `leave` first, so that the others
+    know whose signers become theirs before these are free.
     """
     membership = Membership(
         me=router.me,

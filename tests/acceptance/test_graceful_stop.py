@@ -1,11 +1,25 @@
-"""A node that is stopped gives its leases back: the next one goes on at once, not when the lease runs out."""
+"""A node that is stopped gives its leases back, and answers whoever still waits: the next one goes on at once."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
+
+from fencepost.lab.nodes import NodeProcess
+from fencepost.lab.nodes import start_node as start_served_node
 from fix_core import (
+    SINK,
+    WITHIN_S,
+    Account,
     Book,
     Client,
     OwnChain,
@@ -22,7 +36,7 @@ LONG_LEASE = {
     "nonce.mode": "pipelined",
     "nonce.max_in_flight": "4",
 }
-WELL_UNDER_THE_LEASE_S = 6.0
+WELL_UNDER_THE_LEASE_S = 20.0
 
 
 async def test_the_next_node_goes_on_well_before_the_lease_would_have_ended(
@@ -75,3 +89,142 @@ async def test_no_lease_is_left_behind_whenever_a_node_stops(
         )
         assert held == 0, turn
     await check_sealed(book)
+
+
+# ---- calls under way
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A call that was sent, and is not answered yet."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def answer(self) -> tuple[int, Mapping[str, str], Any]:
+        """Status, headers and body; the server closes the connection after it."""
+        async with asyncio.timeout(WITHIN_S):
+            said = await self.reader.read()
+        head, _, body = said.partition(b"\r\n\r\n")
+        assert head, "cut off without an answer"
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        assert int(headers["content-length"]) == len(body)
+        return int(first.split()[1]), headers, json.loads(body)
+
+
+@asynccontextmanager
+async def called(url: str, method: str, path: str, body: object = None) -> AsyncIterator[UnderWay]:
+    """In the body of this, the server has the call."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        await writer.drain()
+        for _ in range(3):  # what came later is answered: what came before was read
+            await asked(url, "GET", "/healthz")
+        yield UnderWay(reader, writer)
+    finally:
+        writer.close()
+
+
+async def asked(url: str, method: str, path: str, body: object = None) -> Any:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WITHIN_S)) as session,
+        session.request(method, url + path, json=body) as answer,
+    ):
+        assert answer.status < 300, await answer.text()
+        return await answer.json()
+
+
+@asynccontextmanager
+async def served(
+    dsn: str, chain: OwnChain, account: Account, folder: Path, options: Mapping[str, str]
+) -> AsyncIterator[NodeProcess]:
+    node = await start_served_node(
+        "leaving",
+        dsn=dsn,
+        rpc_url=chain.rpc_url,
+        private_keys=[account.key],
+        settings=options,
+        log=folder / "leaving.log",
+    )
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+def transfer(account: Account, name: str) -> dict[str, Any]:
+    return {
+        "signer": account.address,
+        "requestId": name,
+        "payload": {"to": SINK, "value": "1", "gas": 21_000},
+    }
+
+
+async def test_whoever_waits_is_told_that_the_node_stops_and_a_fellow_goes_on_at_once(
+    dsn: str, by_hand: OwnChain, book: Book, tmp_path: Path
+) -> None:
+    """No block comes, so nothing that is waited for happens."""
+    account = by_hand.accounts[0]
+    async with served(dsn, by_hand, account, tmp_path, LONG_LEASE) as leaving:
+        stored = await asked(leaving.url, "POST", "/api/v1/tx", transfer(account, "first"))
+        await book.until_states(account, SUBMITTED=1)
+        looking_at = f"/api/v1/tx/{stored['txId']}?wait=confirmed&timeout=60"
+        sending = "/api/v1/tx?wait=mined&timeout=60"
+        async with (
+            open_fencepost(dsn, by_hand, account, options=LONG_LEASE),
+            called(leaving.url, "GET", looking_at) as looks,
+            called(leaving.url, "POST", sending, transfer(account, "second")) as sends,
+        ):
+            await book.until_states(account, SUBMITTED=2)
+            leaving.process.send_signal(signal.SIGTERM)
+            status, headers, problem = await looks.answer()
+            assert (status, problem["code"]) == (503, "stopping")
+            assert headers["content-type"] == "application/problem+json"
+            assert int(headers["retry-after"]) >= 1
+            status, headers, taken = await sends.answer()
+            assert (status, taken["requestId"]) == (202, "second")
+
+            async def is_taken_over() -> bool:
+                return len(await book.terms(account)) == 2
+
+            await eventually(is_taken_over, within_s=WELL_UNDER_THE_LEASE_S)
+        async with asyncio.timeout(WITHIN_S):
+            assert await leaving.process.wait() == 0
+
+
+async def test_a_call_that_the_database_holds_up_is_told_that_the_node_stops(
+    dsn: str, by_hand: OwnChain, book: Book, tmp_path: Path
+) -> None:
+    account = by_hand.accounts[0]
+
+    async def waits_for_the_table() -> bool:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO managed_tx%'"
+        )
+        return int(await book.connection.fetchval(query)) > 0
+
+    async with served(dsn, by_hand, account, tmp_path, LONG_LEASE) as leaving:
+        await asked(leaving.url, "POST", "/api/v1/tx", transfer(account, "first"))
+        async with called_while_locked(book, leaving, transfer(account, "second")) as sends:
+            await eventually(waits_for_the_table)
+            leaving.process.send_signal(signal.SIGTERM)
+            status, headers, problem = await sends.answer()
+            assert (status, problem["code"]) == (503, "stopping")
+            assert headers["content-type"] == "application/problem+json"
+            async with asyncio.timeout(WITHIN_S):
+                assert await leaving.process.wait() == 0
+    assert "Traceback" not in (tmp_path / "leaving.log").read_text()
+
+
+@asynccontextmanager
+async def called_while_locked(book: Book, node: NodeProcess, body: object) -> AsyncIterator[UnderWay]:
+    async with book.connection.transaction():
+        await book.connection.execute("LOCK TABLE managed_tx IN ACCESS EXCLUSIVE MODE")
+        async with called(node.url, "POST", "/api/v1/tx", body) as sends:
+            yield sends

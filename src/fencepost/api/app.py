@@ -25,12 +25,14 @@ from fencepost.api.openapi import document
 from fencepost.api.operations import operations
 from fencepost.api.problems import ApiError
 from fencepost.api.services import Services
+from fencepost.api.stopping import Stoppable
 
 
 def create_app(services: Services) -> ASGIApp:
     table = operations()
     gate = Gate(services.keys, services.host, services.node.incarnation, services.passes)
-    return Direct(routed(table, services, gate), table, services, gate)
+    direct = Direct(routed(table, services, gate), table, services, gate)
+    return Stoppable(direct, lambda: services.waiting.is_stopped)
 
 
 def routed(table: Sequence[Operation], services: Services, gate: Gate) -> Starlette:

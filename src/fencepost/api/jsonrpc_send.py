@@ -28,6 +28,7 @@ from fencepost.application.waiting import Milestone
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.managed import ManagedTx, Purpose
 from fencepost.domain.states import CursorState
+from fencepost.errors import Stopping
 
 SETTLE_S = 3.0  # for the lane to say that a request came too late
 LOOK_EVERY_S = 1.0
@@ -133,7 +134,11 @@ async def hash_of(visit: Visit, taken: Taken) -> TxHash:
     left_s = visit.wait_s + (0.0 if taken.may_repeat else SETTLE_S)
     while True:
         step_s = min(LOOK_EVERY_S, left_s)
-        tx = await services.waiting.wait_for(taken.tx_id, Milestone.ALLOCATED, timeout_s=step_s)
+        try:
+            tx = await services.waiting.wait_for(taken.tx_id, Milestone.ALLOCATED, timeout_s=step_s)
+        except Stopping:
+            said = "this node is stopping; another one goes on with it"
+            raise Fault("tx_waiting", said, txId=str(taken.tx_id)) from None
         if tx is None:
             raise Fault("tx_refused", "the transaction is gone", txId=str(taken.tx_id))
         if (known := _hash(tx)) is not None:

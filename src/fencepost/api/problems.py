@@ -26,6 +26,7 @@ from fencepost.errors import (
     RpcError,
     SignerElsewhere,
     SignerProtected,
+    Stopping,
     UnknownSigner,
     UsageError,
 )
@@ -115,6 +116,11 @@ KINDS: dict[str, Kind] = {
     ),
     "chain_unavailable": Kind(503, "The chain's nodes do not answer", "Retry later."),
     "nonce_unavailable": Kind(503, "No nonce can be given right now", "Retry: nothing was given."),
+    "stopping": Kind(
+        503,
+        "This node is stopping",
+        "Retry with the same requestId, at another node or soon: nothing is accepted twice.",
+    ),
     "busy": Kind(503, "It took too long", "Retry with the same requestId: nothing is accepted twice."),
 }
 
@@ -202,6 +208,8 @@ def _passing(error: BaseException) -> ApiError | None:
     match error:
         case Overloaded():
             return ApiError("overloaded", str(error)[:300], retry_after_s=error.retry_after_s)
+        case Stopping():
+            return ApiError("stopping", str(error), retry_after_s=RETRY_AFTER_S)
         case NotLeader():
             return ApiError("not_leader", str(error), owner=error.owner, retry_after_s=RETRY_AFTER_S)
         case DatabaseUnusable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import msgspec
@@ -21,7 +22,7 @@ from fencepost.application.accept import Request
 from fencepost.application.policy import Admission
 from fencepost.application.ports import Accepted, AcceptOutcome
 from fencepost.domain.states import State
-from fencepost.errors import Overloaded
+from fencepost.errors import Overloaded, Stopping
 
 PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is known, and out
 
@@ -35,7 +36,8 @@ async def one(call: Call) -> Reply:
     headers = {"Location": f"/api/v1/tx/{accepted.tx_id}"}
     milestone = _milestone(call)
     if milestone is not None:
-        return await wait_for_tx(call, accepted.tx_id, milestone, headers=headers)
+        with suppress(Stopping):  # it is taken, and that can still be said
+            return await wait_for_tx(call, accepted.tx_id, milestone, headers=headers)
     if accepted.outcome is AcceptOutcome.KNOWN:
         return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, headers)
     return Reply(_fresh(request, accepted), HTTP_ACCEPTED, headers)

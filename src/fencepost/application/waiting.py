@@ -1,4 +1,7 @@
-"""Wait until a transaction has come some way. Commits of this process wake the waiter; polling sees those of others."""
+"""Wait until a transaction has come some way. Commits of this process wake the waiter; polling sees those of others.
+
+Nobody waits for a process that stops: whoever does is told so at once.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from uuid import UUID
 from fencepost.application.ports import Ledger
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import State
+from fencepost.errors import Stopping
 
 POLL_S = 0.25
 
@@ -43,7 +47,12 @@ def has_reached(tx: ManagedTx, milestone: Milestone) -> bool:
 @dataclass(slots=True)
 class Waiting:
     ledger: Ledger
+    is_stopped: bool = False
     _events: dict[UUID, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.changed(list(self._events))
 
     def changed(self, tx_ids: Iterable[UUID]) -> None:
         for tx_id in tx_ids:
@@ -51,7 +60,10 @@ class Waiting:
                 event.set()
 
     async def wait_for(self, tx_id: UUID, milestone: Milestone, *, timeout_s: float) -> ManagedTx | None:
-        """The transaction as it is when the milestone is reached, or at the time-out; None if there is none."""
+        """The transaction as it is when the milestone is reached, or at the time-out; None if there is none.
+
+        Raises `Stopping` when this process stops before.
+        """
         event = asyncio.Event()
         self._events[tx_id].add(event)
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -62,6 +74,8 @@ class Waiting:
                 left = deadline - asyncio.get_running_loop().time()
                 if tx is None or has_reached(tx, milestone) or left <= 0:
                     return tx
+                if self.is_stopped:
+                    raise Stopping("this node stopped before the transaction had come so far")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(POLL_S, left)):
                         await event.wait()

@@ -27,7 +27,7 @@ from fencepost.errors import FencepostError, SettingError
 from fencepost.runtime import logs
 from fencepost.serving import bind, serve, url_of
 from fencepost.settings import Loaded, Settings
-from fencepost.wiring import node_name, open_node
+from fencepost.wiring import Running, node_name, open_node
 from fencepost.wiring_api import services_of
 
 
@@ -77,11 +77,16 @@ async def _node(
     settings: Settings, dsn: str, private_keys: Sequence[str], *listeners: socket.socket, url: str
 ) -> AsyncIterator[str]:
     """A node and its API, by its name."""
-    async with open_node(settings, dsn=dsn, more_private_keys=private_keys, url=url) as running:
+
+    @asynccontextmanager
+    async def door(running: Running) -> AsyncIterator[None]:
         services = services_of(running)
         require_keys(settings.api.host, await services.keys.exist())
         async with serve(create_app(services), *listeners):
-            yield running.node.name
+            yield
+
+    async with open_node(settings, dsn=dsn, more_private_keys=private_keys, url=url, door=door) as running:
+        yield running.node.name
 
 
 async def _several(

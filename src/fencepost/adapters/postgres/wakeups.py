@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import asyncpg
 
@@ -52,6 +53,7 @@ class Wakeups:
         self.on_members = on_members
         self._pending: set[Signer] = set()
         self._has_pending = asyncio.Event()
+        self._hears = asyncio.Event()
 
     def hint(self, signer: Signer) -> None:
         """To this process at once, to the others soon."""
@@ -80,6 +82,12 @@ class Wakeups:
             group.create_task(self._send(), name="wakeups-send")
             group.create_task(self._listen(), name="wakeups-listen")
 
+    async def until_heard(self, *, within_s: float) -> None:
+        """Until what others tell is heard here. Who can't hear in time begins all the same, and polls."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._hears.wait()
+
     async def _send(self) -> None:
         while True:
             await self._has_pending.wait()
@@ -104,6 +112,7 @@ class Wakeups:
         ended = asyncio.Event()
         connection.add_termination_listener(lambda _: ended.set())
         await connection.add_listener(CHANNEL, self._heard)
+        self._hears.set()
         await ended.wait()
 
     def _heard(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
