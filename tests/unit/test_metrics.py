@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID
 
 import aiohttp
 import pytest
@@ -27,6 +27,7 @@ from fencepost.serving import bind, serve
 
 ROOT = Path(__file__).parents[2]
 SIGNER = Signer(1, Address("0x" + "5e" * 20))
+TX, TAKEN_OVER = UUID(int=1), UUID(int=2)
 
 # Each name that was promised to whoever builds alerts on them.
 PROMISED = {
@@ -62,11 +63,11 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("renew", renewed=3, fenced=1)
     observer.note("renew", error=4)
     observer.note("fenced", signer=SIGNER, token=1, op="allocate")
-    observer.note("sent", signer=SIGNER, tx="t", token=1, result="accepted", again=False)
-    observer.note("sent", signer=SIGNER, tx="t", token=1, result="accepted", again=True)
+    observer.note("sent", signer=SIGNER, tx=TX, token=1, result="accepted", again=False)
+    observer.note("sent", signer=SIGNER, tx=TX, token=1, result="accepted", again=True)
     observer.note("receipts", signer=SIGNER, asked=5, found=2)
     observer.note("receipts_failed", signer=SIGNER)
-    observer.note("new_fork", signer=SIGNER, tx="t", token=1)
+    observer.note("new_fork", signer=SIGNER, tx=TX, token=1)
     observer.note("waited", seconds=0.01)
     observer.note("handed_over", signer=SIGNER, token=1, seconds=0.1)
     observer.note("overloaded", bound="all", count=3)
@@ -74,8 +75,8 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("history_changed", before="1", after="2")
     observer.note("lane_lost", signer=SIGNER, token=1, error="OSError")
     observer.note("protect", signer=SIGNER, token=1, reason="because")
-    observer.note("moved", signer=SIGNER, moves=[Move("t", State.QUEUED, State.ALLOCATED, 10.0, 9.0)])
-    observer.note("moved", signer=SIGNER, moves=[Move("t", State.TRACKING, State.CONFIRMED, 12.0)])
+    observer.note("moved", signer=SIGNER, moves=[Move(TX, State.QUEUED, State.ALLOCATED, 10.0, 9.0)])
+    observer.note("moved", signer=SIGNER, moves=[Move(TX, State.TRACKING, State.CONFIRMED, 12.0)])
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "ok")
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "unavailable")
     metrics.sampled({SIGNER: {State.QUEUED: 7}})
@@ -121,11 +122,11 @@ def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() 
     metrics = Metrics(signer_labels=False)
     observer = noted(metrics)
     for move in (
-        Move("t", State.QUEUED, State.ALLOCATED, 10.0, since_s=7.5),
-        Move("t", State.ALLOCATED, State.SUBMITTED, 11.0),
-        Move("t", State.SUBMITTED, State.TRACKING, 15.0),
-        Move("t", State.TRACKING, State.FAILED, 23.0),
-        Move("of a take-over", State.TRACKING, State.CONFIRMED, 30.0),
+        Move(TX, State.QUEUED, State.ALLOCATED, 10.0, since_s=7.5),
+        Move(TX, State.ALLOCATED, State.SUBMITTED, 11.0),
+        Move(TX, State.SUBMITTED, State.TRACKING, 15.0),
+        Move(TX, State.TRACKING, State.FAILED, 23.0),
+        Move(TAKEN_OVER, State.TRACKING, State.CONFIRMED, 30.0),
     ):
         observer.note("moved", signer=SIGNER, moves=[move])
     took = {
@@ -146,7 +147,7 @@ def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() 
 
 def test_what_is_remembered_of_transactions_is_bounded() -> None:
     metrics = Metrics(signer_labels=False)
-    moves = [Move(str(n), State.QUEUED, State.ALLOCATED, 1.0) for n in range(MOST_REMEMBERED + 10)]
+    moves = [Move(UUID(int=n), State.QUEUED, State.ALLOCATED, 1.0) for n in range(MOST_REMEMBERED + 10)]
     noted(metrics).note("moved", signer=SIGNER, moves=moves)
     assert len(metrics._since) == MOST_REMEMBERED
 
@@ -256,22 +257,22 @@ def written() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize(
-    ("event", "fields"),
+    ("event", "fields", "told"),
     [
-        ("wrote", {"op": "allocate", "txs": [str(uuid4())]}),
-        ("sent", {"tx": "t", "result": "accepted", "again": False}),
-        ("fenced", {"op": "renew"}),
-        ("new_fork", {"tx": "t"}),
+        ("wrote", {"op": "allocate", "txs": [TX]}, {"op": "allocate", "txs": [str(TX)]}),
+        ("sent", {"tx": TX, "again": False, "result": "accepted"}, {"tx": str(TX), "again": False}),
+        ("fenced", {"op": "renew"}, {"op": "renew"}),
+        ("new_fork", {"tx": TX}, {"tx": str(TX)}),
     ],
 )
 def test_a_critical_write_is_logged_with_signer_transaction_node_and_token(
-    written: io.StringIO, event: str, fields: dict[str, Any]
+    written: io.StringIO, event: str, fields: dict[str, Any], told: dict[str, Any]
 ) -> None:
     NodeObserver("north").note(event, signer=SIGNER, token=77, **fields)
     (line,) = [json.loads(line) for line in written.getvalue().splitlines()]
     assert line["message"] == event
     assert (line["node"], line["signer"], line["token"]) == ("north", str(SIGNER), 77)
-    assert {key: line[key] for key in fields} == fields
+    assert {key: line[key] for key in told} == told
 
 
 def test_what_only_the_figures_need_is_not_logged(written: io.StringIO) -> None:

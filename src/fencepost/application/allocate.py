@@ -125,7 +125,7 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[_Priced], int
             refusals.append(lane.change(tx, partial(managed.refused, error=gas)))
         elif gas is None:
             lane.hold_allocation_until_s = lane.clock.now_s() + FUNDS_RETRY_S
-            lane.observer.note("unfunded", signer=lane.signer, tx=str(tx.tx_id))
+            lane.observer.note("unfunded", signer=lane.signer, tx=tx.tx_id)
             break
         else:
             priced.append(_Priced(tx, gas, fees))

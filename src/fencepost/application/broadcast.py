@@ -69,7 +69,7 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
         lane.observer.note(
             "sent",
             signer=lane.signer,
-            tx=str(tx.tx_id),
+            tx=tx.tx_id,
             token=lane.term.token,
             result=result.category.value,
             again=tx.latest.sent_count > 0,
@@ -166,7 +166,7 @@ async def _mark_stuck(lane: Lane, tx: ManagedTx, reason: str, *first: partial[ma
     """It says so once: a refusal that comes back every half minute must not fill the journal."""
     if tx.sub_state is SubState.STUCK and not first:
         return
-    lane.observer.note("stuck", signer=lane.signer, tx=str(tx.tx_id), reason=reason)
+    lane.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
     await lane.commit([lane.change(tx, *first, partial(managed.stuck, reason=reason))], op="stuck")
 
 
@@ -187,9 +187,7 @@ async def _ask_handlers(lane: Lane) -> None:
                 built = await handler(context)
             attempt = await _handlers_attempt(lane, tx, built)
         except Exception as error:  # noqa: BLE001 - whatever a caller's code does, the nonce must be consumed
-            lane.observer.note(
-                "handler_failed", signer=lane.signer, tx=str(tx.tx_id), error=type(error).__name__
-            )
+            lane.observer.note("handler_failed", signer=lane.signer, tx=tx.tx_id, error=type(error).__name__)
             await fill(
                 lane,
                 tx,

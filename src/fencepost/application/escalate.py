@@ -73,7 +73,7 @@ async def _ask_stuck_hook(lane: Lane, tx: ManagedTx) -> bool:
             await fill(lane, tx, ending=State.FAILED, error=reason)
         case "mark":
             if tx.sub_state is not SubState.STUCK:
-                lane.observer.note("stuck", signer=lane.signer, tx=str(tx.tx_id), reason=reason)
+                lane.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
                 await lane.commit(
                     [lane.change(tx, partial(managed.stuck, reason=reason), _wait(lane))], op="stuck"
                 )

@@ -210,7 +210,7 @@ class Lane:
         for tx in stored:
             self._remember(tx)
         self.observer.note(
-            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[str(tx.tx_id) for tx in stored]
+            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[tx.tx_id for tx in stored]
         )
         self._note_moves(made)
         return stored
@@ -219,7 +219,7 @@ class Lane:
         now_s = self.clock.now_s()
         moves = [
             Move(
-                tx_id=str(change.before.tx_id),
+                tx_id=change.before.tx_id,
                 before=change.before.state,
                 after=change.after.state,
                 at_s=now_s,

@@ -104,7 +104,10 @@ class Clock(Protocol):
 
 
 class Observer(Protocol):
-    """What is counted and logged: `event` with signer, node, token and whatever else tells the story."""
+    """What is counted and logged: `event` with signer, node, token and whatever else tells the story.
+
+    Fields are values, not texts: most events are only counted, and nobody reads them.
+    """
 
     def note(self, event: str, /, **fields: object) -> None: ...
 
@@ -112,7 +115,7 @@ class Observer(Protocol):
 class Move(NamedTuple):
     """A transaction that changed its state, as observers hear it ("moved"). `since_s`: in the old one since then."""
 
-    tx_id: str
+    tx_id: UUID
     before: State
     after: State
     at_s: float

@@ -153,7 +153,7 @@ async def _confirm(lane: Lane) -> int:
         if now.standing is Standing.ORPHANED:
             changes.append(lane.change(tx, partial(managed.orphaned, due_s=lane.clock.now_s())))
             orphans.append(tx)
-            lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token)
+            lane.observer.note("new_fork", signer=lane.signer, tx=tx.tx_id, token=lane.term.token)
         elif now.is_final and tx.state is State.TRACKING:
             reason = (
                 None
@@ -166,7 +166,7 @@ async def _confirm(lane: Lane) -> int:
         elif now.standing is Standing.CANONICAL and now.blocks != tx.confirmations:
             changes.append(lane.change(tx, partial(managed.confirmed_further, confirmations=now)))
             if now.new_fork:
-                lane.observer.note("new_fork", signer=lane.signer, tx=str(tx.tx_id), token=lane.term.token)
+                lane.observer.note("new_fork", signer=lane.signer, tx=tx.tx_id, token=lane.term.token)
     if not changes:
         return 0
     stored = await lane.commit(changes, op="confirm")

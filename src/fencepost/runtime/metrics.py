@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -47,7 +48,7 @@ class Metrics:
     def __init__(self, *, signer_labels: bool) -> None:
         self.registry = CollectorRegistry()
         self._signers = ("signer",) if signer_labels else ()
-        self._since: OrderedDict[str, tuple[State, float]] = OrderedDict()
+        self._since: OrderedDict[UUID, tuple[State, float]] = OrderedDict()
         self._seen_signers: set[str] = set()
         self._leases()
         self._transactions()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from fencepost.domain.ids import Signer
 from fencepost.runtime.metrics import Metrics
 
 _log = logging.getLogger("fencepost.events")
@@ -51,9 +52,18 @@ class NodeObserver:
         if event == "wrote":
             txs = fields["txs"]
             assert isinstance(txs, list)  # noqa: S101 - `Lane.commit` is the only source
-            self.on_changed(UUID(tx) for tx in txs)
+            self.on_changed(txs)
         level = _LEVELS.get(event, logging.DEBUG)
         if event not in _NOT_LOGGED and _log.isEnabledFor(level):
-            if "signer" in fields:
-                fields["signer"] = str(fields["signer"])  # as people and queries write it
-            _log.log(level, event, extra={"fields": {"node": self.node, **fields}})
+            _log.log(level, event, extra={"fields": {"node": self.node, **_as_written(fields)}})
+
+
+def _as_written(fields: dict[str, object]) -> dict[str, object]:
+    """As people and queries write it."""
+    return {name: _text(value) for name, value in fields.items()}
+
+
+def _text(value: object) -> object:
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    return str(value) if isinstance(value, Signer | UUID) else value
