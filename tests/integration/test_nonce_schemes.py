@@ -306,8 +306,9 @@ async def test_a_process_that_was_idle_notices_that_redis_is_another_one(
         redis_relay.cut()
         redis_relay.server_port = replica.port
         redis_relay.mend()
-        # By now the idle one's connection has ended, and others have brought their scripts, for other signers.
+        # Others have brought their scripts, for other signers; and the idle one's next connection is a new one.
         await lab.link().pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
+        await lab.links[0]._client.connection_pool.disconnect()
         assert await give(idle) == [6]
 
 
