@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fencepost.lab.sim.plan import TTL_S, Asked, Fault, Plan, Setup
+from fencepost.lab.sim.plan import MIXED, TTL_S, Asked, Fault, Plan, Setup
 
 _SETUP = Setup(
     nodes=2,
@@ -25,11 +25,17 @@ LONG_S = 2.5 * TTL_S
 
 
 def _plan(
-    *faults: Fault, requests: int = 4, length_s: float = 45.0, variants: int = 1, **setup: object
+    *faults: Fault,
+    requests: int = 4,
+    every_s: float = 1.5,
+    by_handlers: bool = False,
+    length_s: float = 45.0,
+    variants: int = 1,
+    **setup: object,
 ) -> tuple[Plan, ...]:
     """Variants differ in how long each call takes, and so in who comes first."""
     asked = tuple(
-        Asked(number=number, at_s=1.5 * number, signer=0, by_handler=False)
+        Asked(number=number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=by_handlers)
         for number in range(1, requests + 1)
     )
     chosen = replace(_SETUP, **setup)  # type: ignore[arg-type]  # fields by name
@@ -158,5 +164,58 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         variants=6,
     ),
     "nonces lag": _plan(Fault("nonce_lags", at_s=1.0, size=9, length_s=30.0), requests=8, variants=3),
+    "the database loses commits": tuple(
+        plan
+        for at_s in (7.0, 9.3, 12.1, 15.7)
+        for lost_s in (0.6, 1.7, 4.0)
+        for plan in _plan(
+            Fault("fail_over", at_s=at_s, length_s=lost_s), requests=14, length_s=30.0, max_in_flight=2
+        )
+    ),
+    "a fork while nobody runs": _plan(
+        Fault("fork_unwatched", at_s=14.0, length_s=3.0, size=6, flavour="included"),
+        length_s=20.0,
+        required=0,
+    ),
+    "a fork below a full window, while nobody runs": tuple(
+        plan
+        for at_s in (8.0, 11.0, 14.0)
+        for plan in _plan(
+            Fault("fork_unwatched", at_s=at_s, length_s=3.0, size=3, flavour="included"),
+            requests=16,
+            length_s=30.0,
+            required=0,
+            max_in_flight=16,
+            variants=2,
+        )
+    ),
+    "one node lies for a moment": tuple(
+        plan
+        for at_s in (11.0, 13.0, 15.0)
+        for slot in (0, 1)
+        for plan in _plan(
+            Fault("nonce_lies", at_s=at_s, slot=slot, length_s=3.0, size=3, flavour="high"), requests=12
+        )
+    ),
+    "hints get lost": _plan(Fault("hints_lost", at_s=0.2, length_s=30.0)),
+    "people cancel": _plan(
+        Fault("no_blocks", at_s=1.0, length_s=20.0),
+        *(Fault("asked", at_s=9.0 + number, size=number, flavour="cancel") for number in (1, 2, 3)),
+    ),
+    "people protect, and owners die": _plan(
+        Fault("no_blocks", at_s=1.0, length_s=20.0),
+        Fault("asked", at_s=7.0, size=1, flavour="protect"),
+        *(Fault("killed", at_s=12.0, slot=slot, length_s=1.0) for slot in (0, 1)),
+    ),
+    "refusals come with an alarm": _plan(
+        *(f for nth in (1, 2, 3) for f in _both("send_refused", "send", nth, flavour=MIXED)),
+        requests=8,
+        every_s=0.0,
+    ),
+    "owners of functions die": _plan(
+        *(f for nth in (1, 2) for f in _both("crash_before", "sign", nth, length_s=2.0)),
+        by_handlers=True,
+        length_s=60.0,
+    ),
     "leases come and go": _plan(*_often("hand_over", every_s=3.0, times=10), requests=10, idle_release_s=3.0),
 }

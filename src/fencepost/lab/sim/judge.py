@@ -23,7 +23,13 @@ from fencepost.lab.sim.world import World
 
 
 def judge(world: World) -> list[Violation]:
-    found = [*world.records.violations, *check(history(world)), *_ended_badly(world), *_done_twice(world)]
+    found = [
+        *world.records.violations,
+        *check(history(world)),
+        *_ended_badly(world),
+        *_done_all_the_same(world),
+        *_done_twice(world),
+    ]
     for failure in world.loop.failures:
         error = failure.get("exception")
         found.append(Violation(14, f"nobody caught {type(error).__name__}: {error}", str(failure["message"])))
@@ -46,6 +52,16 @@ def _ended_badly(world: World) -> Iterator[Violation]:
             continue
         if tx.nonce is None or (tx.signer.address, tx.nonce) not in stolen:
             yield Violation(8, f"{tx.tx_id} is {tx.state} without a reason ({tx.error})", tx.signer.address)
+
+
+def _done_all_the_same(world: World) -> Iterator[Violation]:
+    """What has failed or was cancelled is in no block: nothing reverts here."""
+    mined = {tx_hash for _, txs in world.chain.canonical() for tx_hash, _, _ in txs}
+    for tx in world.database.txs.values():
+        if tx.state in (State.FAILED, State.CANCELLED) and any(
+            attempt.purpose is Purpose.INTENT and attempt.signed.hash in mined for attempt in tx.attempts
+        ):
+            yield Violation(8, f"{tx.tx_id} is {tx.state}, but it is mined", tx.signer.address)
 
 
 def _done_twice(world: World) -> Iterator[Violation]:

@@ -52,6 +52,9 @@ _REFUSALS: Final = (
     SendCategory.FATAL,
 )
 
+# Not the same for all transactions of a batch.
+MIXED: Final = "mixed"
+
 # What a node may say though it took the bytes.
 _LIES_ABOUT_SENDS: Final = (*_REFUSALS, SendCategory.UNKNOWN, SendCategory.NONCE_TOO_LOW)
 
@@ -220,7 +223,7 @@ def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
     elif kind.startswith("rpc_"):
         calls = _CHAIN_CALLS
     elif kind == "send_refused":
-        calls, flavour = ("send",), rng.choice(_REFUSALS).value
+        calls, flavour = ("send",), rng.choice((*_REFUSALS, MIXED, MIXED))
     elif kind == "refused_but_taken":
         calls, flavour = ("send",), rng.choice(_LIES_ABOUT_SENDS).value
     elif kind == "key_failure":

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from fencepost.lab.sim.chain import FakeChain
 from fencepost.lab.sim.gate import Gate, SimClock
 from fencepost.lab.sim.keys import SimKeys, decode
 from fencepost.lab.sim.ledger import FakeLedger
-from fencepost.lab.sim.plan import TTL_S, Fault
+from fencepost.lab.sim.plan import MIXED, TTL_S, Fault
 
 # Of the calls to a node that fails now and then; half of those took effect.
 FLAKY_CALLS: Final = 0.3
@@ -31,6 +32,9 @@ MOST_WAIT_S: Final = TTL_S
 class DatabaseGone(OSError):
     """The connection broke; whether the statement took effect is not known."""
 
+
+# Some are refused, and one of them in a way that looks like a stranger.
+_MIXTURE: Final = (SendCategory.UNDERPRICED, SendCategory.REPLACEMENT_UNDERPRICED)
 
 _WRITES: Final = frozenset({"ask", "acquire", "renew", "release", "commit"})
 
@@ -226,6 +230,10 @@ class ChainPort:
         self._gate.records.struck(fault.kind, self._gate.process.name, fault.flavour)
         if fault.kind == "refused_but_taken":
             await self.inner.send(txs)
+        if fault.flavour == MIXED:
+            return [
+                SendResult(category, "as planned") for category, _ in zip(cycle(_MIXTURE), txs, strict=False)
+            ]
         category = SendCategory(fault.flavour)
         if category is SendCategory.FATAL:
             hashes = self._gate.records.database.hashes

@@ -59,6 +59,7 @@ class Records:
     lost: dict[TxHash, str] = field(default_factory=dict)  # stored once, and lost with its commit: its effect
     begun_anew: set[Signer] = field(default_factory=set)  # whose cursor was lost as a whole
     may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
+    _issued: dict[Signer, int] = field(default_factory=dict)  # the largest token ever, lost or not
     _held: dict[Signer, _Held] = field(default_factory=dict)
     _protected_by: dict[Signer, int] = field(default_factory=dict)
     _over: set[tuple[Signer, int]] = field(default_factory=set)  # terms that were told so
@@ -84,8 +85,9 @@ class Records:
         now_s = self.loop.time()
         for term in terms:
             before = self._held.get(term.signer)
-            if before is not None and term.token <= before.token:
-                self.violated(4, f"token {term.token} came after {before.token}", term.signer)
+            if term.token <= (issued := self._issued.get(term.signer, 0)):
+                self.violated(4, f"token {term.token} came after {issued}", term.signer)
+            self._issued[term.signer] = max(issued, term.token)
             if before is not None and before.incarnation != incarnation and now_s < before.until_s:
                 left_s = before.until_s - now_s
                 self.violated(

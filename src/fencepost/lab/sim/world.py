@@ -39,6 +39,7 @@ LOOK_EVERY_S = 3.0
 MOST_TRIES = 60
 GAS = 30_000
 EMPTY_BLOCKS = 0.15
+DEEPEST_FORK = 8
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class World:
 
     def note_depths(self) -> None:
         """How deep each of the newest blocks has ever been."""
-        headers = self.chain.newest(self.plan.setup.required + 4)
+        headers = self.chain.newest(self.plan.setup.required + DEEPEST_FORK)
         for depth, header in enumerate(headers):
             self.records.deepest[header.hash] = max(depth, self.records.deepest.get(header.hash, 0))
 
