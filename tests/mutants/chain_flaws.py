@@ -1,0 +1,104 @@
+"""Flaws of looking at the chain: receipts, forks, depth, strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fencepost.application import reconcile, step, track
+from fencepost.application.lane import Lane
+from fencepost.domain import confirmations
+from fencepost.domain.confirmations import Confirmations, Standing
+from fencepost.domain.managed import ManagedTx
+from fencepost.runtime.following import Following
+from mutants.planting import Change
+
+
+def latest_attempt_only() -> list[Change]:
+    honest = track.look_up
+
+    async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
+        asked = lane.chain
+        newest = {tx.latest.signed.hash for tx in txs}
+
+        class Newest:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(asked, name)
+
+            async def receipts(self, hashes: Sequence[Any]) -> Sequence[Any]:
+                found = await asked.receipts(hashes)
+                return [r for r in found if r is not None and r.tx_hash in newest]
+
+        lane.chain = Newest()
+        try:
+            return await honest(lane, txs)
+        finally:
+            lane.chain = asked
+
+    return [(track, "look_up", look_up), (reconcile, "look_up", look_up)]
+
+
+def ignores_forks() -> list[Change]:
+    honest = confirmations.confirm
+
+    def confirm(block: Any, view: Any, **kwargs: Any) -> Confirmations:
+        said = honest(block, view, **kwargs)
+        if said.standing is not Standing.ORPHANED:
+            return said
+        deep = kwargs["required"] is not None and view.head - block.number >= kwargs["required"]
+        return replace(said, standing=Standing.CANONICAL, new_fork=False, is_final=deep)
+
+    return [(track, "confirm", confirm)]
+
+
+def no_depth() -> list[Change]:
+    honest = confirmations.confirm
+
+    def confirm(block: Any, view: Any, **kwargs: Any) -> Confirmations:
+        return honest(block, view, **{**kwargs, "required": 0})
+
+    return [(track, "confirm", confirm)]
+
+
+def ended_is_ended() -> list[Change]:
+    async def nothing(lane: Lane, **_: Any) -> int:
+        lane.forked_at = None
+        return 0
+
+    return [(step, "reopen_undone", nothing), (reconcile, "reopen_undone", nothing)]
+
+
+def strangers_overlooked() -> list[Change]:
+    async def nothing(_lane: Lane, _missing: Any) -> None:
+        return
+
+    return [(track, "_judge_missing", nothing)]
+
+
+def protect_sends() -> list[Change]:
+    return [(Lane, "is_protected", property(lambda _: False))]
+
+
+def take_over_does_not_look_back() -> list[Change]:
+    """What has ended is looked at when a fork is seen, and only then."""
+
+    async def nothing(_lane: Lane, **_: Any) -> int:
+        return 0
+
+    return [(reconcile, "reopen_undone", nothing)]
+
+
+def looks_back_from_the_cursor() -> list[Change]:
+    """A window that is full hides what has ended below it."""
+    return [
+        (reconcile, "RECENT", 2),
+        (reconcile, "_lowest_of_ended", lambda _, cursor, reach: max(0, cursor.next_nonce - reach)),
+    ]
+
+
+def start_does_not_look_back() -> list[Change]:
+    async def nothing(_self: Following, _chain_id: int) -> None:
+        return
+
+    return [(Following, "_look_back", nothing)]
