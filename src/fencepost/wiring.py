@@ -190,7 +190,14 @@ async def open_node(
             router=router,
             soonest_expiry=partial(soonest_expiry_s, pools.moving, incarnation),
         )
-        wakeups = Wakeups(pool, dsn, urgent=pools.moving, on_hint=node.hint, on_freed=node.freed)
+        wakeups = Wakeups(
+            pool,
+            dsn,
+            urgent=pools.moving,
+            on_hint=node.hint,
+            on_requested=node.requested,
+            on_freed=node.freed,
+        )
         running = Running(
             settings=settings,
             node=node,
@@ -199,7 +206,7 @@ async def open_node(
             chains=chains,
             default_chain_id=default_chain_id,
             keys=keys,
-            accept=Accept(ledger, keys, frozenset(chains), wakeups.hint, intake),
+            accept=Accept(ledger, keys, frozenset(chains), wakeups.hint, intake, wakeups.requested),
             waiting=waiting,
             observer=observer,
             handlers=handlers,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.bench import GWEI, QUICK, STRICT, Bench, decode
+from fakes.bench import CHAIN_ID, GWEI, QUICK, STRICT, Bench, decode
 from fencepost.application.step import step
 from fencepost.domain.managed import Purpose
 from fencepost.domain.states import CursorState, State
@@ -355,3 +355,27 @@ async def test_a_protected_signer_gets_no_new_bytes(bench: Bench, wish: str) -> 
     assert outcome is not None
     assert "protected" in outcome
     assert len(bench.tx(tx_id).attempts) == attempts
+
+
+async def test_a_new_request_makes_nobody_look_for_wishes_and_a_wish_does(bench: Bench) -> None:
+    node = bench.node()
+    await bench.request()
+    await node.turn()
+    assert not node.lane.commands_may_wait
+    tx_id = await bench.request()
+    assert node.node.requested(bench.signer)
+    assert not node.lane.commands_may_wait
+    await step(node.lane)
+    assert bench.tx(tx_id).nonce == 1
+    node.node.hint(bench.signer)
+    assert node.lane.commands_may_wait
+
+
+async def test_a_request_for_a_signer_that_nobody_holds_is_a_hint_like_any(bench: Bench) -> None:
+    node = bench.node()
+    tx_id = await bench.request()
+    assert not node.node.requested(bench.signer)
+    await node.node.heads_once(CHAIN_ID)
+    await node.node.seek_once()
+    await step(node.lane)
+    assert bench.tx(tx_id).nonce == 0

@@ -44,6 +44,9 @@ class Accept:
     chain_ids: frozenset[int]
     hint: Callable[[Signer], None]  # tells whoever may hold the lane
     intake: Intake | None = None  # how much may wait; None is without bounds
+    requested: Callable[[Signer], None] | None = (
+        None  # the same for a new request; None: it is a hint like any
+    )
     _addresses: frozenset[Address] = field(init=False)  # no key comes or goes while a process runs
 
     def __post_init__(self) -> None:
@@ -74,10 +77,11 @@ class Accept:
             for signer, answer in zip(signers, accepted, strict=True)
             if answer.outcome is AcceptOutcome.CREATED
         )
+        tell = self.requested or self.hint
         for signer, count in created.items():
             if self.intake is not None:
                 self.intake.stored(signer, count)
-            self.hint(signer)
+            tell(signer)
         return accepted
 
     async def create(self, request: Request) -> Accepted:

@@ -190,6 +190,15 @@ class Node:
         self.seeking.hint(signer)
         return False
 
+    def requested(self, signer: Signer) -> bool:
+        """A request was stored for this signer, and nothing else: people's wishes need not be looked for."""
+        lane = self.lanes.get(signer)
+        if lane is None:
+            return self.hint(signer)
+        lane.queue_may_have_more = True
+        self.lanes.wake(signer)
+        return True
+
     def freed(self, signer: Signer) -> None:
         """Another node let go of it: there may be work."""
         self.seeking.freed(signer)

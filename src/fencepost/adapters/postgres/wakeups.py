@@ -38,10 +38,13 @@ class Wakeups:
         *,
         urgent: Pool | None = None,
         on_hint: Callable[[Signer], object],
+        on_requested: Callable[[Signer], object] | None = None,
         on_freed: Callable[[Signer], object] = lambda _: None,
         on_members: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_hint` may answer True: this process works for the signer itself, so nobody else need be told.
+
+        `on_requested` is a hint that is about a new request only; without it, it is one like any other.
 
         What somebody waits for (`freed`, `members`) goes through `urgent`, where no crowd stands before it.
         """
@@ -49,6 +52,7 @@ class Wakeups:
         self._urgent = urgent or pool
         self._dsn = dsn
         self._on_hint = on_hint
+        self._on_requested = on_requested or on_hint
         self._on_freed = on_freed
         self.on_members = on_members
         self._pending: set[Signer] = set()
@@ -57,7 +61,16 @@ class Wakeups:
 
     def hint(self, signer: Signer) -> None:
         """To this process at once, to the others soon."""
-        if self._on_hint(signer) is not True and len(self._pending) < MOST_PENDING:
+        if self._on_hint(signer) is not True:
+            self._tell(signer)
+
+    def requested(self, signer: Signer) -> None:
+        """As `hint`, for a request that was stored just now."""
+        if self._on_requested(signer) is not True:
+            self._tell(signer)
+
+    def _tell(self, signer: Signer) -> None:
+        if len(self._pending) < MOST_PENDING:
             self._pending.add(signer)
             self._has_pending.set()
 
