@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import uvloop
@@ -17,10 +18,13 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fencepost.cli.tables import console, table
+from fencepost.errors import FencepostError
 from fencepost.lab.chaos import Outcome, Progress, run
 from fencepost.lab.chaos_report import as_html, as_json
 from fencepost.lab.chaos_stage import Plan
 from fencepost.lab.failover import measure
+
+T = TypeVar("T")
 
 _SHOWN = 20
 
@@ -56,10 +60,23 @@ def chaos(*, seconds: float, seed: int, nodes: int, json_wanted: bool, out: Path
     return 0 if outcome.is_good else 1
 
 
+def _ended(work: Coroutine[Any, Any, T]) -> T:
+    """What went wrong in one of many tasks is told as what it is, in one line."""
+    try:
+        return uvloop.run(work)
+    except ExceptionGroup as group:
+        cause: Exception = group
+        while isinstance(cause, ExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, FencepostError):
+            raise cause from group
+        raise
+
+
 def _watched(plan: Plan, logs: Path, screen: Console) -> Outcome:
     def go(show: Callable[[Progress], None]) -> Outcome:
         report = lambda text: screen.print(f"… {text}")  # noqa: E731 - three words
-        return uvloop.run(run(plan, logs=logs, report=report, show=show))
+        return _ended(run(plan, logs=logs, report=report, show=show))
 
     if not screen.is_terminal:
         return go(lambda _: None)
@@ -104,7 +121,7 @@ def _tell(outcome: Outcome, screen: Console, folder: Path) -> None:
         style="green" if outcome.is_good else "red",
     )
     if not outcome.is_good:
-        screen.print(f"logs are in {folder}")
+        screen.print(f"logs and evidence are in {folder}")
 
 
 @click.command()
@@ -125,7 +142,7 @@ def failover(*, runs: int, json_wanted: bool) -> None:
                 task, completed=done, description=f"kill -9 {killed_s:.2f} s, SIGTERM {stopped_s:.2f} s"
             )
 
-        measured = uvloop.run(
+        measured = _ended(
             measure(runs, logs=Path(logs), report=lambda text: screen.print(f"… {text}"), on_run=on_run)
         ).as_json()
     if json_wanted:

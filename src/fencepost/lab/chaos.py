@@ -22,7 +22,7 @@ from fencepost.errors import EmbeddedError, RpcError
 from fencepost.lab import chaos_database_faults as database
 from fencepost.lab import chaos_node_faults as nodes
 from fencepost.lab import chaos_world_faults as world
-from fencepost.lab import gather
+from fencepost.lab import evidence, gather
 from fencepost.lab.chaos_load import NOTICE_WITHIN_S, Load
 from fencepost.lab.chaos_stage import Happened, Plan, Stage, stage
 from fencepost.lab.checker import Violation, check
@@ -52,7 +52,7 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
     ),
     "more nodes": (1.5, {nodes.kill_at_failpoint: 2, nodes.pause_at_failpoint: 5, nodes.pause: 2}),
     "database": (
-        1.2,
+        1.6,
         {
             database.db_cut: 8,
             database.db_black_hole: 4,
@@ -67,7 +67,7 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             database.connections_exhausted: 2,
         },
     ),
-    "answers": (1.5, {database.db_dropped_answer: 2, database.backend_terminated: 1}),
+    "answers": (2.5, {database.db_dropped_answer: 2, database.backend_terminated: 1}),
     "endpoints": (
         0.5,
         {world.rpc_error: 4, world.rpc_hang: 3, world.rpc_executed: 5, world.rpc_lag: 3},
@@ -76,11 +76,11 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
     "chain": (
         1.5,
         {
-            world.reorg_dropped: 2,
-            world.reorg_included: 2,
-            world.reorg_mixed: 2,
+            world.reorg_dropped: 1,
+            world.reorg_included: 1,
+            world.reorg_mixed: 1,
             world.reorg_replaced: 1,
-            world.eviction: 6,
+            world.eviction: 8,
         },
     ),
     "prices": (12.0, {world.base_fee_spike: 1}),
@@ -242,12 +242,15 @@ class Run:
                 quiet_within_s=quiet_within_s,
                 late_send_s=3 * plan.lease_s + LONGEST_HANG_S,
             )
+        violations = check(history)
+        if violations:
+            await evidence.save(logs, staged.chain.rpc, history, violations)
         return Outcome(
             plan=plan,
             seconds=round(time.time() - staged.began_s, 1),
             faults=staged.happened,
             history=history,
-            violations=check(history),
+            violations=violations,
             answers=self.load.answers,
             notes=staged.notes,
             injected=staged.record.injected,

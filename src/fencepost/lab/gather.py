@@ -12,6 +12,7 @@ from typing import Any
 
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.postgres.database import Connection
+from fencepost.errors import EmbeddedError
 from fencepost.lab.history import (
     AttemptRow,
     ChainBlock,
@@ -129,9 +130,12 @@ async def blocks(rpc: JsonRpc) -> tuple[ChainBlock, ...]:
     found: list[ChainBlock] = []
     for start in range(0, head + 1, _BLOCKS_AT_ONCE):
         numbers = range(start, min(start + _BLOCKS_AT_ONCE, head + 1))
-        for said in await rpc.batch([("eth_getBlockByNumber", [hex(number), True]) for number in numbers]):
+        answers = await rpc.batch([("eth_getBlockByNumber", [hex(number), True]) for number in numbers])
+        for number, said in zip(numbers, answers, strict=True):
             if isinstance(said, Exception):
                 raise said
+            if said is None:
+                raise EmbeddedError(f"the chain's node has lost its own block {number}")
             found.append(
                 ChainBlock(int(said["number"], 16), said["hash"], tuple(map(_chain_tx, said["transactions"])))
             )
