@@ -12,7 +12,7 @@ What a death leaves behind:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
@@ -245,22 +245,22 @@ class Lane:
             self.in_flight = dict(sorted([*self.in_flight.items(), (tx.nonce, tx)]))
 
     def change(self, tx: ManagedTx, *steps: Callable[[ManagedTx], Step]) -> TxChange:
-        """Several things that happen to one transaction in one commit."""
-        entries: list[Entry] = []
+        """Several things that happen to one transaction in one commit, which makes one version of them."""
         after = tx
+        entries: tuple[Entry, ...] = ()
         for step in steps:
-            taken = step(after)
-            after = taken.tx
-            entries += taken.entries
-        entries = self._bounded(tx, entries)
-        after = after._replace(journal_count=tx.journal_count + len(entries), version=tx.version + 1)
-        return TxChange(tx, after, tuple(entries))
+            after, told = step(after)
+            entries += told
+        kept = self._bounded(tx, entries)
+        if len(steps) > 1 or len(kept) < len(entries):
+            after = after._replace(journal_count=tx.journal_count + len(kept), version=tx.version + 1)
+        return TxChange(tx, after, kept)
 
-    def _bounded(self, tx: ManagedTx, entries: Iterable[Entry]) -> list[Entry]:
+    def _bounded(self, tx: ManagedTx, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """A transaction that is sent again for days must not fill the journal: repeats stop being written down."""
         if tx.journal_count < self.policy.history_max_entries:
-            return list(entries)
-        return [entry for entry in entries if entry.event not in REPEATED_EVENTS]
+            return entries
+        return tuple(entry for entry in entries if entry.event not in REPEATED_EVENTS)
 
 
 def _leaves_queue(change: TxChange) -> bool:

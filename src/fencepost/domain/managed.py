@@ -132,7 +132,8 @@ class Step(NamedTuple):
 def _moved(tx: ManagedTx, state: State, entry: Entry, /, **changes: Any) -> Step:
     if not is_legal(tx.state, state):
         raise IllegalTransition(tx.state, state)
-    return Step(tx._replace(state=state, **changes), (entry,))
+    version, journal_count = tx.version + 1, tx.journal_count + 1
+    return Step(tx._replace(state=state, version=version, journal_count=journal_count, **changes), (entry,))
 
 
 def waiting_state(tx: ManagedTx) -> State:
@@ -224,7 +225,7 @@ def claimed(tx: ManagedTx, *, due_s: float, resubmit: bool) -> Step:
 
 
 def postponed(tx: ManagedTx, *, due_s: float) -> Step:
-    return Step(tx._replace(resubmit_due_s=due_s), ())
+    return Step(tx._replace(resubmit_due_s=due_s, version=tx.version + 1), ())
 
 
 # After these the bytes may be out; everything else is a plain refusal by a node that looked at them.
