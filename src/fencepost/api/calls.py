@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -26,16 +27,17 @@ class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Reply(NamedTuple):
     body: msgspec.Struct | msgspec.Raw  # raw: JSON already
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NO_HEADERS
     media_type: str = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     request: Incoming
     services: Services
     gate: Gate

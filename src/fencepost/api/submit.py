@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
-import msgspec
-
 from fencepost.api.bodies import decode
 from fencepost.api.calls import Call, Reply
 from fencepost.api.elsewhere import failed, hand_on, hand_on_batch, not_leader, owner_elsewhere
 from fencepost.api.intake import to_request
 from fencepost.api.problems import ApiError
 from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_for_tx
-from fencepost.api.wire_in import BatchEnvelope, TxRequest, WaitQuery
+from fencepost.api.wire_in import BatchEnvelope, BatchIn, TxRequest, WaitQuery
 from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
 from fencepost.application.accept import Request
 from fencepost.application.policy import Admission
@@ -33,14 +31,15 @@ async def one(call: Call) -> Reply:
     if owner is not None:
         return await hand_on(call, request.signer, owner)
     accepted = await _take_here(call, request)
-    headers = {"Location": f"/api/v1/tx/{accepted.tx_id}"}
+    tx_id = str(accepted.tx_id)
+    headers = {"Location": f"/api/v1/tx/{tx_id}"}
     milestone = _milestone(call)
     if milestone is not None:
         with suppress(Stopping):  # it is taken, and that can still be said
             return await wait_for_tx(call, accepted.tx_id, milestone, headers=headers)
     if accepted.outcome is AcceptOutcome.KNOWN:
         return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, headers)
-    return Reply(_fresh(request, accepted), HTTP_ACCEPTED, headers)
+    return Reply(_fresh(request, tx_id), HTTP_ACCEPTED, headers)
 
 
 async def take_one(call: Call, request: Request) -> Accepted:
@@ -61,16 +60,17 @@ async def _take_here(call: Call, request: Request) -> Accepted:
 
 
 async def batch(call: Call) -> Reply:
-    envelope = decode(call.body, BatchEnvelope)
-    call.gate.charge(call.caller, len(envelope.requests))
-    results: list[BatchResult | None] = [None] * len(envelope.requests)
+    asked = _asked(call.body)
+    call.gate.charge(call.caller, len(asked))
+    results: list[BatchResult | None] = [None] * len(asked)
     good: list[tuple[int, Request]] = []
-    for index, raw in enumerate(envelope.requests):
+    for index, wanted in enumerate(asked):
         try:
-            good.append((index, to_request(call, decode(bytes(raw), TxRequest))))
-        except Exception as error:  # noqa: BLE001 - `_failed` raises again what is not the request's own fault
+            good.append((index, to_request(call, _well_formed(wanted))))
+        except Exception as error:  # noqa: BLE001 - `failed` raises again what is not the request's own fault
             results[index] = failed(error)
-    good = await _for_this_node(call, good, envelope.requests, results)
+    if call.services.intake != "any":
+        good = await _for_this_node(call, good, results)
     admissions = await call.services.policy.admit([request for _, request in good])
     for (index, request), admission in zip(good, admissions, strict=True):
         if admission.refused is not None:
@@ -85,13 +85,32 @@ async def batch(call: Call) -> Reply:
     return Reply(BatchOut(results=[result for result in results if result is not None]))
 
 
+def _asked(body: bytes) -> Sequence[TxRequest | ApiError]:
+    """All at once, which is how they come nearly always; else one by one, to see what is wrong with which."""
+    try:
+        return decode(body, BatchIn).requests
+    except ApiError:
+        return [_one_asked(bytes(raw)) for raw in decode(body, BatchEnvelope).requests]
+
+
+def _one_asked(raw: bytes) -> TxRequest | ApiError:
+    try:
+        return decode(raw, TxRequest)
+    except ApiError as error:
+        return error
+
+
+def _well_formed(wanted: TxRequest | ApiError) -> TxRequest:
+    if isinstance(wanted, ApiError):
+        raise wanted
+    return wanted
+
+
 async def _for_this_node(
-    call: Call,
-    good: Sequence[tuple[int, Request]],
-    raw: Sequence[msgspec.Raw],
-    results: list[BatchResult | None],
+    call: Call, good: Sequence[tuple[int, Request]], results: list[BatchResult | None]
 ) -> list[tuple[int, Request]]:
     """Those that are taken here; the others have their results, from their signers' nodes if calls are handed on."""
+    raw = decode(call.body, BatchEnvelope).requests
     owners = {
         signer: await owner_elsewhere(call, signer) for signer in {request.signer for _, request in good}
     }
@@ -117,13 +136,14 @@ async def _take(
     """Store them; what was not stored gives its part of the day's budget back."""
     policy = call.services.policy
     try:
-        accepted = await call.services.accept.accept(requests)
+        accepted = await call.services.accept.accept_valid(requests)
     except Overloaded:  # the one failure of which is certain that nothing was stored
         for request, admission in zip(requests, admissions, strict=True):
             await policy.give_back(request, admission)
         raise
     for request, admission, answer in zip(requests, admissions, accepted, strict=True):
-        await policy.settle(request, admission, answer)
+        if admission.taken_from is not None:
+            await policy.settle(request, admission, answer)
     return accepted
 
 
@@ -157,10 +177,10 @@ def _raise_refusal(request: Request, accepted: Accepted) -> None:
             pass
 
 
-def _fresh(request: Request, accepted: Accepted) -> TxOut:
+def _fresh(request: Request, tx_id: str) -> TxOut:
     """What a new transaction looks like, without asking the database for what it was just told."""
     return TxOut(
-        tx_id=str(accepted.tx_id),
+        tx_id=tx_id,
         request_id=request.request_id,
         chain_id=request.signer.chain_id,
         signer=request.signer.address,
@@ -176,10 +196,10 @@ async def _known(call: Call, accepted: Sequence[Accepted]) -> dict[UUID, TxOut]:
 
 
 def _result(request: Request, accepted: Accepted, known: Mapping[UUID, TxOut]) -> BatchResult:
+    if accepted.outcome is AcceptOutcome.CREATED:
+        return BatchResult(status=HTTP_ACCEPTED, tx=_fresh(request, str(accepted.tx_id)))
     try:
         _raise_refusal(request, accepted)
     except ApiError as error:
         return failed(error)
-    if accepted.outcome is AcceptOutcome.CREATED:
-        return BatchResult(status=HTTP_ACCEPTED, tx=_fresh(request, accepted))
     return BatchResult(status=HTTP_OK, tx=known[accepted.tx_id])

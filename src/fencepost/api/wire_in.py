@@ -144,6 +144,12 @@ class BatchEnvelope(_In):
     requests: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MOST_BATCH)]
 
 
+class BatchIn(_In):
+    """The same, when all of them are well-formed."""
+
+    requests: Annotated[list[TxRequest], Meta(min_length=1, max_length=MOST_BATCH)]
+
+
 class WishIn(_In):
     reason: Reason | None = None
     by: By | None = None
