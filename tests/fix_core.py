@@ -41,7 +41,7 @@ from fix_postgres import run_folder
 
 SINK = Address("0x" + "5e" * 20)
 NODE_PROCESS = Path(__file__).parent / "acceptance" / "node_process.py"
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 GWEI = 10**9
 
 # Short enough that a lost node costs a test a second, long enough for a busy machine.
@@ -362,12 +362,17 @@ class NodeProcess:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def events(self) -> list[dict[str, str]]:
+        """What the node has noted so far, each with its time (`at`)."""
+        # The last line may not be whole yet.
+        lines = self.said().rpartition("\n")[0].splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     async def noted(self, **fields: str) -> None:
         """Until the node has noted an event with these fields."""
 
         async def has_noted() -> bool:
-            lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
-            return any(fields.items() <= line.items() for line in lines)
+            return any(fields.items() <= event.items() for event in self.events())
 
         await eventually(has_noted, why=f"{fields} is not in {self.said()[-2000:]}")
 

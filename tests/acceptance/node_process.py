@@ -87,7 +87,7 @@ def wrap(point: Point) -> None:
 class Events(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = {key: str(value) for key, value in getattr(record, "fields", {}).items()}
-        say(event=record.getMessage(), **fields)
+        say(event=record.getMessage(), at=str(record.created), **fields)
 
 
 async def main() -> None:

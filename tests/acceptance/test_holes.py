@@ -18,14 +18,14 @@ async def test_a_hole_is_filled_and_everything_above_it_is_mined(
             account.address,
         )
         for request_id in ("a", "b"):
-            waits = await door.post("/tx", door.transfer(request_id), wait="submitted", timeout=20)
+            waits = await door.post("/tx", door.transfer(request_id), wait="submitted", timeout=60)
             assert waits.json["state"] == "SUBMITTED"
         assert await at_once.mined_from(account.address) == []
         path = f"/signers/{account.address}"
-        protected = await door.post(f"{path}/protect", {"reason": "nothing is mined"}, timeout=20)
+        protected = await door.post(f"{path}/protect", {"reason": "nothing is mined"}, timeout=60)
         assert protected.status == 200
         wish = {"decision": "fill", "reason": "the cursor was too high", "by": "Ada"}
-        filled = await door.post(f"{path}/unprotect", wish, timeout=20)
+        filled = await door.post(f"{path}/unprotect", wish, timeout=60)
         assert (filled.status, filled.json["signer"]["state"]) == (200, "ACTIVE")
         assert filled.json["outcome"] == "active, fill: fillers take 3 nonces, 0 to 2"
         await book.until_states(account, CONFIRMED=5)

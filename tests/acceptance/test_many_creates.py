@@ -31,7 +31,7 @@ async def test_a_thousand_at_once_of_one_signer_are_mined_gapless_and_in_order(
     account = ticking.accounts[0]
     async with open_fencepost(dsn, ticking, account, options=PIPELINED) as fencepost:
         await create_all(fencepost, account, 1000)
-        await book.until_states(account, within_s=60, CONFIRMED=1000)
+        await book.until_states(account, CONFIRMED=1000)
     await check_all_mined_once(book, ticking, account, 1000)
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import aiohttp
 import asyncpg
 import pytest_asyncio
 
-from fix_core import FAST, SINK, Account, Book, OwnChain, check_all_mined_once, eventually
+from fencepost.cli.processes import STOP_WITHIN_S
+from fix_core import FAST, SINK, WITHIN_S, Account, Book, OwnChain, check_all_mined_once, eventually
 
 COUNT = 3
 
@@ -40,13 +40,15 @@ class Parent:
         async def are_gone() -> bool:
             return not any(is_alive(pid) for pid in pids)
 
-        await eventually(are_gone, within_s=8)
+        await eventually(are_gone)
 
 
 @pytest_asyncio.fixture
 async def parent(dsn: str, ticking: OwnChain) -> AsyncIterator[Parent]:
     options = {
         **FAST,
+        "lease.duration": "10s",
+        "lease.renew_interval": "1s",
         "nonce.mode": "pipelined",
         "node.id": "here",
         "api.port": "0",
@@ -65,13 +67,13 @@ async def parent(dsn: str, ticking: OwnChain) -> AsyncIterator[Parent]:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WITHIN_S):
             ready = json.loads(await process.stdout.readline())
         yield Parent(process, ready["url"])
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WITHIN_S):
             await process.wait()
 
 
@@ -124,13 +126,10 @@ async def test_several_nodes_behind_one_port_one_of_them_killed_then_all_stopped
     await eventually(is_back)
     await book.until_states(account, CONFIRMED=20)
     children = parent.children()
-    began = time.monotonic()
     parent.process.terminate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(2 * STOP_WITHIN_S):
         assert await parent.process.wait() == 0
-    took_s = time.monotonic() - began
     await parent.ended(children)
-    assert took_s < 5.0
     assert not await live(book), "they gave their names back"
     await check_all_mined_once(book, ticking, account, 20)
 

@@ -11,7 +11,7 @@ from fencepost.domain.ids import Address
 from fencepost.domain.managed import Intent
 from fencepost.domain.transaction import AccessEntry, Call, Fees, TxType
 from fencepost.facade import Fencepost
-from fix_core import GWEI, SINK, Account, Book, OwnChain, open_fencepost
+from fix_core import GWEI, SINK, WITHIN_S, Account, Book, OwnChain, open_fencepost
 
 
 def deployed_by(runtime: str) -> bytes:
@@ -111,7 +111,7 @@ async def test_what_would_revert_is_refused_before_it_has_a_nonce_and_holds_up_n
         # A crowd of them in front: what comes behind must not wait for somebody to come along.
         refused_ids = [await fencepost.create(signer=account.address, to=contract) for _ in range(10)]
         behind_id = await fencepost.create(signer=account.address, to=SINK, value_wei=1)
-        behind = await fencepost.wait_for(behind_id, timeout_s=15)
+        behind = await fencepost.wait_for(behind_id, timeout_s=WITHIN_S)
         assert behind is not None
         assert (behind.state, behind.nonce) == ("CONFIRMED", 1)
         for tx_id in refused_ids:

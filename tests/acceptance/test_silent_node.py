@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fix_core import Book, Client, OwnChain, check_all_mined_once, open_fencepost
+from fix_core import WITHIN_S, Book, Client, OwnChain, check_all_mined_once, open_fencepost
 
 COUNT = 5
 OPTIONS = {"nonce.mode": "pipelined", "nonce.max_in_flight": "3"}
@@ -113,7 +113,7 @@ async def test_a_nonce_too_low_sends_a_node_to_look_and_not_to_give_up(
             await fencepost.wait_for(tx_id, "submitted")
             gateway.failing, gateway.failures_left = "eth_getBlockByNumber", 10**6
             await by_hand.mine()
-            mined = await fencepost.wait_for(tx_id, "mined", timeout_s=15)
+            mined = await fencepost.wait_for(tx_id, "mined", timeout_s=WITHIN_S)
     assert mined is not None
     assert (mined.state, mined.ending, len(mined.attempts)) == ("TRACKING", None, 1)
     said = [detail["result"] for event, detail in await book.journal(tx_id) if event == "SendResult"]

@@ -23,6 +23,7 @@ from fencepost.domain.lease import TRUSTED_SHARE, Term
 from fencepost.runtime.clock import MonotonicClock
 from fix_core import (
     SINK,
+    WITHIN_S,
     Account,
     Book,
     Client,
@@ -37,12 +38,15 @@ from fix_core import (
 )
 
 SHORT = {
-    "lease.duration": "1500ms",
-    "lease.renew_interval": "300ms",
+    "lease.duration": "4s",
+    "lease.renew_interval": "500ms",
     "nonce.mode": "pipelined",
     "nonce.max_in_flight": "4",
 }
 COUNT = 24
+
+# A lease whose connections are not cut while a test looks around.
+UNHURRIED_S = 60.0
 
 
 def stops(at: str, nth: int = 1) -> Failpoint:
@@ -116,7 +120,7 @@ async def test_nodes_that_are_paused_in_turn_lose_nothing_and_double_nothing(
 
         await eventually(is_taken_over)
         nodes[int(owner[-1])].signal(signal.SIGCONT)
-    await book.until_states(account, within_s=60, CONFIRMED=200)
+    await book.until_states(account, CONFIRMED=200)
     await check_all_mined_once(book, ticking, account, 200)
 
 
@@ -154,11 +158,14 @@ class Stage:
         await eventually(is_expired)
 
     async def until_b_has_it(self) -> Term:
-        for _ in range(100):
-            if terms := await self.b.acquire([self.signer]):
-                return terms[0]
-            await asyncio.sleep(0.02)
-        raise AssertionError("b never got the lease")
+        terms: list[Term] = []
+
+        async def is_acquired() -> bool:
+            terms.extend(await self.b.acquire([self.signer]))
+            return bool(terms)
+
+        await eventually(is_acquired, why="b never got the lease")
+        return terms[0]
 
 
 @asynccontextmanager
@@ -168,7 +175,7 @@ async def staged(dsn: str, client: Client, account: Account, *, lease_s: float) 
     # Time-outs of the connections follow from the lease, so the two may differ: a's lease is over before its time-outs.
     async with (
         open_ledger(dsn, node="a", lease_s=lease_s) as a,
-        open_ledger(dsn, node="b", lease_s=2.0) as b,
+        open_ledger(dsn, node="b", lease_s=UNHURRIED_S) as b,
     ):
         (term,) = await a.acquire([signer])
         (queued,) = await a.load_queue(signer, limit=1)
@@ -181,7 +188,7 @@ async def test_a_take_over_passes_by_while_a_write_is_open_and_sees_it_once_it_i
     dsn: str, by_hand: OwnChain, book: Book, client: Client
 ) -> None:
     account = by_hand.accounts[0]
-    async with staged(dsn, client, account, lease_s=3.0) as stage:
+    async with staged(dsn, client, account, lease_s=UNHURRIED_S) as stage:
         await book.connection.execute("UPDATE signer_lease SET expires_at = '-infinity'")
         async with stage.written_but_not_committed() as connection:
             assert await stage.b.acquire([stage.signer]) == []
@@ -199,7 +206,7 @@ async def test_a_write_that_stays_open_is_cut_and_leaves_nothing_before_the_leas
 ) -> None:
     """A node stopped between statement and COMMIT: the server ends its transaction within a third of the lease."""
     account = by_hand.accounts[0]
-    async with staged(dsn, client, account, lease_s=1.2) as stage:
+    async with staged(dsn, client, account, lease_s=3.0) as stage:
         async with stage.written_but_not_committed() as connection:
             await stage.until_expired(book)
             later = await stage.until_b_has_it()
@@ -217,12 +224,19 @@ async def test_a_write_that_meets_an_open_take_over_waits_for_it_and_is_refused(
     dsn: str, by_hand: OwnChain, book: Book, client: Client
 ) -> None:
     account = by_hand.accounts[0]
-    async with staged(dsn, client, account, lease_s=3.0) as stage:
+    async with staged(dsn, client, account, lease_s=UNHURRIED_S) as stage:
         await book.connection.execute("UPDATE signer_lease SET expires_at = '-infinity'")
         taking = await stage.b._pool.acquire()
         try:
             await taking.execute("BEGIN")
-            arguments = ([stage.signer.chain_id], [stage.signer.address], "b", stage.b._incarnation, 2.0, 0.0)
+            arguments = (
+                [stage.signer.chain_id],
+                [stage.signer.address],
+                "b",
+                stage.b._incarnation,
+                UNHURRIED_S,
+                0.0,
+            )
             assert len(await taking.fetch(sql("lease_acquire"), *arguments)) == 1
             writing = asyncio.create_task(stage.a.commit(stage.write))
             await eventually(partial(_somebody_waits_for_a_lock, book))
@@ -242,7 +256,7 @@ async def test_renewing_and_releasing_with_an_old_token_do_nothing(
     dsn: str, by_hand: OwnChain, book: Book, client: Client
 ) -> None:
     account = by_hand.accounts[0]
-    async with staged(dsn, client, account, lease_s=1.2) as stage:
+    async with staged(dsn, client, account, lease_s=3.0) as stage:
         await stage.until_expired(book)
         later = await stage.until_b_has_it()
         assert await stage.a.renew([stage.term]) == []
@@ -276,6 +290,6 @@ async def test_a_lane_that_stopped_for_want_of_trust_goes_on_with_a_renewal_that
 
         await eventually(waits)
         lanes.renewed(lane.term.renewed(set_out_s))
-        ended = await fencepost.wait_for(tx_id, timeout_s=10)
+        ended = await fencepost.wait_for(tx_id, timeout_s=WITHIN_S)
     assert ended is not None
     assert ended.state == "CONFIRMED"

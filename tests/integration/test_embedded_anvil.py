@@ -18,6 +18,8 @@ from fencepost.dev.anvil import AnvilNode, _program, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
 from fencepost.errors import EmbeddedError
 
+PATIENCE_S = 30.0
+
 
 @pytest.fixture
 async def binary() -> Path:
@@ -27,7 +29,7 @@ async def binary() -> Path:
 async def rpc(node: AnvilNode, method: str, *params: object) -> Any:
     call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
         session.post(node.rpc_url, json=call) as answer,
     ):
         return (await answer.json())["result"]
@@ -50,7 +52,7 @@ async def test_chain_id_keys_and_websocket(binary: Path, tmp_path: Path) -> None
         assert node.private_keys[0].hex() not in repr(node)
         async with aiohttp.ClientSession() as session, session.ws_connect(node.ws_url) as socket:
             await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []})
-            assert (await socket.receive_json(timeout=5))["result"] == hex(4711)
+            assert (await socket.receive_json(timeout=PATIENCE_S))["result"] == hex(4711)
         with pytest.raises(EmbeddedError, match="has chain id 4711, not 5"):
             async with anvil_node(binary=binary, run_dir=tmp_path, chain_id=5):
                 pytest.fail("it can't have joined")
@@ -64,8 +66,8 @@ async def test_blocks_come_by_themselves_with_a_block_time(binary: Path, tmp_pat
         session.ws_connect(node.ws_url) as socket,
     ):
         await socket.send_json(call)
-        await socket.receive_json(timeout=5)
-        heads = [(await socket.receive_json(timeout=5))["params"]["result"] for _ in range(3)]
+        await socket.receive_json(timeout=PATIENCE_S)
+        heads = [(await socket.receive_json(timeout=PATIENCE_S))["params"]["result"] for _ in range(3)]
         assert heads[1]["parentHash"] == heads[0]["hash"]
         assert heads[2]["parentHash"] == heads[1]["hash"]
 

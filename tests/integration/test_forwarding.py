@@ -31,7 +31,7 @@ async def two_doors(
         first = await stack.enter_async_context(
             open_door(dsn, anvil, node__id="first", **FORWARDING | (of_the_owner or {}))
         )
-        taken = await first.post("/tx", first.transfer("of-the-first"), wait="confirmed", timeout=20)
+        taken = await first.post("/tx", first.transfer("of-the-first"), wait="confirmed", timeout=60)
         assert taken.status == 200, taken
         second = await stack.enter_async_context(
             open_door(dsn, anvil, node__id="second", **FORWARDING | of_the_other)
@@ -77,7 +77,7 @@ async def test_a_request_to_another_node_is_handed_on_and_mined(doors: tuple[Doo
     fresh = await second.post("/tx", second.transfer("f-1", tags=["é"]))
     assert fresh.status == 202
     assert fresh.headers["Location"] == f"/api/v1/tx/{fresh.json['txId']}"
-    mined = await second.post("/tx", second.transfer("f-2"), wait="confirmed", timeout=20)
+    mined = await second.post("/tx", second.transfer("f-2"), wait="confirmed", timeout=60)
     assert (mined.status, mined.json["state"]) == (200, "CONFIRMED")
     known = await second.post("/tx", second.transfer("f-2"))
     assert (known.status, known.json["txId"]) == (200, mined.json["txId"])
@@ -115,7 +115,7 @@ async def test_of_a_batch_each_goes_to_its_owner_and_the_order_stays(doors: tupl
     assert results[4]["problem"]["code"] == "request_conflict"
     for place in (0, 1, 3):
         path = f"/tx/{results[place]['tx']['txId']}"
-        assert (await first.get(path, wait="confirmed", timeout=20)).json["state"] == "CONFIRMED"
+        assert (await first.get(path, wait="confirmed", timeout=60)).json["state"] == "CONFIRMED"
 
 
 async def test_the_caller_is_known_to_the_owner_without_its_token(doors: tuple[Door, Door]) -> None:

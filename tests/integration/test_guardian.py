@@ -25,7 +25,7 @@ from fencepost.dev import guardian
 from fencepost.dev.shared_server import Launch, Status, shared_server
 from fencepost.errors import EmbeddedError
 
-GONE_WITHIN_S = 5.0
+GONE_WITHIN_S = 30.0
 
 # A program that uses a server until its standard input ends; it says what it got in one line.
 USER = """

@@ -26,7 +26,7 @@ from fencepost.settings import Settings
 _log = logging.getLogger(__name__)
 
 READY_WITHIN_S = 60.0
-STOP_WITHIN_S = 4.0
+STOP_WITHIN_S = 9.0  # longer than a node takes at most that the database leaves hanging
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 15.0
 STEADY_S = 30.0  # after this long a child that ends is no longer one that keeps ending
