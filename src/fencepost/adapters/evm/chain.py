@@ -8,12 +8,12 @@ Contract, beyond the port's
 - Whether the nodes know a transaction, and the receipt one of them lacks, is asked of all healthy endpoints: "nobody
   has it" must not rest on the word of one node that is behind, because a nonce that is consumed while no receipt is
   found looks like a stranger's work. Other reads go to the best endpoint.
+- A quote serves all signers for a second (`quotes.py`).
 - `verify_chain_id` comes first; before it, `chain_id` has no value.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -22,6 +22,7 @@ from fencepost.adapters.evm import answers
 from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, typical
 from fencepost.adapters.evm.merge import merge
 from fencepost.adapters.evm.node_errors import Row, classify
+from fencepost.adapters.evm.quotes import Quotes, quote
 from fencepost.adapters.evm.revert import refusal_reason
 from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
 from fencepost.adapters.evm.together import Together
@@ -38,8 +39,6 @@ from fencepost.errors import (
     WouldRevert,
 )
 
-_FEE_HISTORY_BLOCKS: Final = 5
-_FEE_PERCENTILE: Final = 50
 _PARALLEL: Final = 4  # requests under way of one kind; more gain nothing where it was measured
 _METHOD_NOT_FOUND: Final = -32601
 # What only reads may be asked of a second node when the first is silent.
@@ -68,6 +67,7 @@ class EvmChain(Chain):
     ) -> None:
         self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
         self._patterns = tuple(patterns)
+        self._quotes = Quotes(lambda: self._endpoints.read(quote), clock)
         self._sending = Together(self._send, most=BATCH_MAX, parallel=_PARALLEL)
         self._looking_up = Together(self._receipts, most=BATCH_MAX, parallel=_PARALLEL)
 
@@ -78,6 +78,7 @@ class EvmChain(Chain):
         return self._endpoints.chain_id
 
     async def close(self) -> None:
+        await self._quotes.aclose()
         await self._sending.aclose()
         await self._looking_up.aclose()
         for endpoint in self._endpoints.all:
@@ -265,7 +266,7 @@ class EvmChain(Chain):
             raise
 
     async def quote_fees(self) -> Fees:
-        return await self._endpoints.read(_quote)
+        return await self._quotes.now()
 
     async def revert_reason(self, tx_hash: TxHash) -> str | None:
         return await self._endpoints.read(lambda endpoint: _replayed(endpoint, tx_hash))
@@ -307,39 +308,6 @@ def _each(
 ) -> Sequence[Receipt | RpcError | None]:
     """What an endpoint said to each; one that failed as a whole said the same to all."""
     return [said] * count if isinstance(said, RpcError) else said
-
-
-async def _quote(endpoint: Endpoint) -> Fees:
-    try:
-        said = await endpoint.rpc.call(
-            "eth_feeHistory", [hex(_FEE_HISTORY_BLOCKS), "latest", [_FEE_PERCENTILE]]
-        )
-    except RpcRefused:
-        said = None  # a chain from before EIP-1559
-    base_fees = said.get("baseFeePerGas") if isinstance(said, dict) else None
-    if not isinstance(base_fees, list) or not base_fees:
-        gas_price_wei = await _gas_price_wei(endpoint)
-        return Fees(fee_cap_wei=gas_price_wei, tip_wei=gas_price_wei)
-    base_wei = answers.quantity(base_fees[-1], of="base fee")  # the last one is the next block's
-    tip_wei = _median_tip_wei(said.get("reward"))
-    if not tip_wei:
-        # Blocks without transactions know no tip, and a tip of 0 is refused by many nodes.
-        tip_wei = max(await _gas_price_wei(endpoint) - base_wei, 1)
-    return Fees(fee_cap_wei=2 * base_wei + tip_wei, tip_wei=tip_wei)
-
-
-async def _gas_price_wei(endpoint: Endpoint) -> int:
-    return answers.quantity(await endpoint.rpc.call("eth_gasPrice"), of="gas price")
-
-
-def _median_tip_wei(rewards: Any) -> int:
-    """Of the blocks that had transactions; 0 when none had."""
-    if not isinstance(rewards, list):
-        return 0
-    tips = [
-        answers.quantity(reward[0], of="tip") for reward in rewards if isinstance(reward, list) and reward
-    ]
-    return statistics.median_high([tip for tip in tips if tip] or [0])
 
 
 async def _replayed(endpoint: Endpoint, tx_hash: TxHash) -> str | None:
