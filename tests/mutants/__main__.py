@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fencepost.cli.tables import console, table
+from fencepost.lab.machine import machine
 from mutants.catalogue import MUTANTS
 from mutants.score import MOST_SEEDS, scores, summary
 
@@ -37,6 +38,7 @@ class _Counted:
 @click.option("--without-sql", is_flag=True, help="Leave out the statements that need a PostgreSQL.")
 def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
     err = Console(stderr=True, highlight=False)
+    facts = machine()
     found = list(
         track(
             scores(most_seeds=seeds),
@@ -49,7 +51,7 @@ def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
     sql = {} if without_sql else _sql_rows()
     figures = summary(found) | {"sql": sql, "sqlCaught": sum(sql.values())}
     if as_json:
-        click.echo(json.dumps(figures, indent=2))
+        click.echo(json.dumps({"machine": facts, **figures}, indent=2))
     else:
         _tell(figures)
     good = (

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from fencepost.cli.tables import console, table
+from fencepost.lab.machine import machine
 from fencepost.lab.sim.many import Report, run_many, smallest_stories
 
 SEEDS = 1_000
@@ -27,9 +28,10 @@ def sim(*, seeds: int, first: int, seed: int | None, processes: int, as_json: bo
     """Real nodes and lanes in simulated worlds: every interleaving and every fault is the seed's choice."""
     wanted = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     out = Console(stderr=True, highlight=False) if as_json else console()
+    facts = machine()
     report = _run(wanted, 1 if len(wanted) == 1 else processes, out)
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2))
+        click.echo(json.dumps({"machine": facts, **report.as_json()}, indent=2))
     else:
         _tell(report, out)
     for told in smallest_stories(report):
