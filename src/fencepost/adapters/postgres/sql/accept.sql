@@ -5,24 +5,26 @@
 -- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
 -- order wait for each other one way only.
 WITH asked AS MATERIALIZED (
-  SELECT nextval(pg_get_serial_sequence('managed_tx', 'seq')) AS seq, a.*
+  SELECT nextval('managed_tx_seq_seq') AS seq, a.*
     FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
                 $9::float8[], $11::text[])
          AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s, tags)
+), signers AS MATERIALIZED (
+  SELECT a.chain_id, a.signer, u.used_by,
+         EXISTS (SELECT 1 FROM signer_nonce_cursor c
+                  WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT') AS is_protected
+    FROM (SELECT DISTINCT chain_id, signer FROM asked) a
+    LEFT JOIN signer_use u ON u.chain_id = a.chain_id AND u.signer = a.signer
 ), met AS (
   INSERT INTO signer_use (chain_id, signer, used_by)
-  SELECT DISTINCT a.chain_id, a.signer, 'core'
-    FROM asked a
-   WHERE NOT EXISTS (SELECT 1 FROM signer_use u WHERE u.chain_id = a.chain_id AND u.signer = a.signer)
-   ORDER BY 1, 2
+  SELECT s.chain_id, s.signer, 'core' FROM signers s WHERE s.used_by IS NULL ORDER BY 1, 2
       ON CONFLICT DO NOTHING
   RETURNING chain_id, signer
-), ours AS (
-  SELECT u.chain_id, u.signer
-    FROM signer_use u
-   WHERE u.used_by = 'core' AND (u.chain_id, u.signer) IN (SELECT a.chain_id, a.signer FROM asked a)
+), takers AS (
+  SELECT s.chain_id, s.signer FROM signers s WHERE s.used_by = 'core' AND NOT s.is_protected
    UNION ALL
-  SELECT chain_id, signer FROM met
+  SELECT s.chain_id, s.signer FROM signers s JOIN met m ON m.chain_id = s.chain_id AND m.signer = s.signer
+   WHERE NOT s.is_protected
 ), created AS (
   INSERT INTO managed_tx
          (seq, tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, tags, journal_count)
@@ -31,12 +33,9 @@ WITH asked AS MATERIALIZED (
          clock_timestamp() + make_interval(secs => a.valid_for_s),
          CASE WHEN a.tags IS NULL THEN '{}' ELSE ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END, 1
     FROM asked a
-    JOIN ours o ON o.chain_id = a.chain_id AND o.signer = a.signer
-   WHERE NOT EXISTS (SELECT 1
-                       FROM signer_nonce_cursor c
-                      WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT')
-   ORDER BY a.chain_id, a.signer, a.request_id, a.seq
-      ON CONFLICT DO NOTHING
+    JOIN takers t ON t.chain_id = a.chain_id AND t.signer = a.signer
+   ORDER BY a.chain_id, a.signer, a.request_id COLLATE "C", a.seq
+      ON CONFLICT (chain_id, signer, request_id) DO NOTHING
   RETURNING tx_id, chain_id, signer
 ), journaled AS (
   INSERT INTO journal (chain_id, signer, tx_id, event, state, node)
