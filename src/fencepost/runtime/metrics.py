@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -44,6 +44,22 @@ class PoolUse:
     most: int
 
 
+_Metric = TypeVar("_Metric", Counter, Histogram)
+
+
+class _Children(dict[tuple[str, ...], _Metric]):
+    """A metric's children by their labels, each made once: the library's own look-up costs more than the counting."""
+
+    def __init__(self, metric: _Metric) -> None:
+        super().__init__()
+        self._metric: _Metric = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> _Metric:
+        child: _Metric = self._metric.labels(*labels) if labels else self._metric
+        self[labels] = child
+        return child
+
+
 class Metrics:
     def __init__(self, *, signer_labels: bool) -> None:
         self.registry = CollectorRegistry()
@@ -57,17 +73,17 @@ class Metrics:
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "acquire": self._on_acquire,
             "renew": self._on_renew,
-            "fenced": lambda noted: self._count(self.lease_fenced, noted, op=noted["op"]),
+            "fenced": lambda noted: self._count(self.lease_fenced, noted, noted["op"]),
             "handed_over": lambda noted: self.lease_handover_seconds.observe(noted["seconds"]),
             "sent": self._on_sent,
             "receipts": self._on_receipts,
-            "receipts_failed": lambda noted: self._count(self.receipt_check, noted, result="error"),
+            "receipts_failed": lambda noted: self._count(self.receipt_check, noted, "error"),
             "new_fork": lambda noted: self._count(self.confirmations_new_fork, noted),
             "moved": self._on_moved,
             "waited": lambda noted: self.worker_queue_wait_seconds.observe(noted["seconds"]),
             "lane_lost": lambda _: self.lane_lost.inc(),
             "protect": lambda _: self.signer_protect.inc(),
-            "overloaded": lambda noted: self.intake_refused.labels(noted["bound"]).inc(noted["count"]),
+            "overloaded": lambda noted: self.intake_refused[noted["bound"],].inc(noted["count"]),
             "duplicate_node": lambda _: self.node_duplicate.inc(),
             "history_changed": lambda _: self.database_history_changed.inc(),
         }
@@ -79,9 +95,9 @@ class Metrics:
     # ---- what there is
 
     def _leases(self) -> None:
-        self.lease_acquire = self._counter("lease_acquire_total", "Leases asked for.", "result")
-        self.lease_renew = self._counter("lease_renew_total", "Leases renewed, or not.", "result")
-        self.lease_fenced = self._counter(
+        self.lease_acquire = self._counters("lease_acquire_total", "Leases asked for.", "result")
+        self.lease_renew = self._counters("lease_renew_total", "Leases renewed, or not.", "result")
+        self.lease_fenced = self._counters(
             "lease_fenced_total", "Writes refused because a newer term exists.", "op", *self._signers
         )
         self.lease_held = self._gauge("lease_held", "Signers that this node holds.")
@@ -95,23 +111,25 @@ class Metrics:
         )
 
     def _transactions(self) -> None:
-        self.tx_submit = self._counter("tx_submit_total", "Sends, by their answer.", "result", *self._signers)
-        self.tx_resubmit = self._counter(
+        self.tx_submit = self._counters(
+            "tx_submit_total", "Sends, by their answer.", "result", *self._signers
+        )
+        self.tx_resubmit = self._counters(
             "tx_resubmit_total", "Sends of bytes that had been sent before.", *self._signers
         )
-        self.receipt_check = self._counter(
+        self.receipt_check = self._counters(
             "receipt_check_total", "Receipts asked for, by what came back.", "result", *self._signers
         )
-        self.confirmations_new_fork = self._counter(
+        self.confirmations_new_fork = self._counters(
             "confirmations_new_fork_total",
             "Transactions whose confirmations a fork replaced.",
             *self._signers,
         )
-        self.tx_finished = self._counter("tx_finished_total", "Transactions that ended.", "state")
+        self.tx_finished = self._counters("tx_finished_total", "Transactions that ended.", "state")
         self.tx_state = self._gauge(
             "tx_state", "Live transactions in the database by state.", "state", *self._signers
         )
-        self.tx_stage_seconds = self._histogram(
+        self.tx_stage_seconds = self._histograms(
             "tx_stage_seconds",
             "How long a transaction took from one state to the next.",
             _STAGE_BUCKETS,
@@ -125,15 +143,15 @@ class Metrics:
             "worker_queue_wait_seconds", "How long a signer waited for its worker.", _WAIT_BUCKETS
         )
         self.lane_lost = self._counter("lane_lost_total", "Steps that failed so that the lane was read anew.")
-        self.intake_refused = self._counter(
+        self.intake_refused = self._counters(
             "intake_refused_total", "Requests turned away because too much waits.", "bound"
         )
 
     def _surroundings(self) -> None:
-        self.rpc_request_seconds = self._histogram(
+        self.rpc_request_seconds = self._histograms(
             "rpc_request_seconds", "Answers of chain nodes.", _RPC_BUCKETS, "endpoint", "method"
         )
-        self.rpc_errors = self._counter(
+        self.rpc_errors = self._counters(
             "rpc_errors_total", "Calls to chain nodes without a result.", "endpoint", "outcome"
         )
         self.db_pool_connections = self._gauge("db_pool_connections", "Connections of the pool.", "use")
@@ -143,6 +161,14 @@ class Metrics:
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(name, doc, labels, registry=self.registry)
+
+    def _counters(self, name: str, doc: str, *labels: str) -> _Children[Counter]:
+        return _Children(self._counter(name, doc, *labels))
+
+    def _histograms(
+        self, name: str, doc: str, buckets: tuple[float, ...], *labels: str
+    ) -> _Children[Histogram]:
+        return _Children(self._histogram(name, doc, buckets, *labels))
 
     def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
         return Gauge(name, doc, labels, registry=self.registry)
@@ -159,9 +185,9 @@ class Metrics:
 
     def rpc_call(self, endpoint: str, method: str, seconds: float, outcome: str) -> None:
         """As `JsonRpc` tells it."""
-        self.rpc_request_seconds.labels(endpoint, method).observe(seconds)
+        self.rpc_request_seconds[endpoint, method].observe(seconds)
         if outcome != "ok":
-            self.rpc_errors.labels(endpoint, outcome).inc()
+            self.rpc_errors[endpoint, outcome].inc()
 
     def sampled(self, counts: Mapping[Signer, Mapping[State, int]]) -> None:
         """How many transactions are in which live state, of all signers that have any."""
@@ -188,28 +214,30 @@ class Metrics:
         self.db_pool_connections.labels("idle").set_function(lambda: pool().idle)
         self.db_pool_connections.labels("most").set_function(lambda: pool().most)
 
-    def _count(self, counter: Counter, noted: Mapping[str, Any], *, by: int = 1, **labels: str) -> None:
+    def _count(
+        self, counters: _Children[Counter], noted: Mapping[str, Any], *labels: str, by: int = 1
+    ) -> None:
         if self._signers:
-            labels["signer"] = str(noted.get("signer", ""))
+            labels = (*labels, str(noted.get("signer", "")))
         if by:
-            (counter.labels(**labels) if labels else counter).inc(by)
+            counters[labels].inc(by)
 
     def _on_acquire(self, noted: Mapping[str, Any]) -> None:
-        self.lease_acquire.labels("acquired").inc(noted["taken"])
-        self.lease_acquire.labels("missed").inc(noted["missed"])
+        self.lease_acquire["acquired",].inc(noted["taken"])
+        self.lease_acquire["missed",].inc(noted["missed"])
 
     def _on_renew(self, noted: Mapping[str, Any]) -> None:
         for result in ("renewed", "fenced", "error"):
-            self.lease_renew.labels(result).inc(noted.get(result, 0))
+            self.lease_renew[result,].inc(noted.get(result, 0))
 
     def _on_sent(self, noted: Mapping[str, Any]) -> None:
-        self._count(self.tx_submit, noted, result=noted["result"])
+        self._count(self.tx_submit, noted, noted["result"])
         self._count(self.tx_resubmit, noted, by=int(noted["again"]))
 
     def _on_receipts(self, noted: Mapping[str, Any]) -> None:
         found, asked = noted["found"], noted["asked"]
-        self._count(self.receipt_check, noted, by=found, result="found")
-        self._count(self.receipt_check, noted, by=asked - found, result="missing")
+        self._count(self.receipt_check, noted, "found", by=found)
+        self._count(self.receipt_check, noted, "missing", by=asked - found)
 
     def _on_moved(self, noted: Mapping[str, Any]) -> None:
         moves: Iterable[Move] = noted["moves"]
@@ -219,9 +247,9 @@ class Metrics:
                 since_s = move.since_s
             stage = _STAGES.get((move.before, move.after))
             if stage is not None and since_s is not None:
-                self.tx_stage_seconds.labels(stage).observe(max(0.0, move.at_s - since_s))
+                self.tx_stage_seconds[stage,].observe(max(0.0, move.at_s - since_s))
             if move.after in TERMINAL:
-                self.tx_finished.labels(move.after).inc()
+                self.tx_finished[move.after,].inc()
             else:
                 self._since[move.tx_id] = (move.after, move.at_s)
         while len(self._since) > MOST_REMEMBERED:

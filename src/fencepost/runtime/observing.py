@@ -47,8 +47,6 @@ class NodeObserver:
     def note(self, event: str, /, **fields: object) -> None:
         self.counts[event] += 1
         self.metrics.note(event, fields)
-        if event == "sent":
-            self.counts[f"sent:{fields['result']}"] += 1
         if event == "wrote":
             txs = fields["txs"]
             assert isinstance(txs, list)  # noqa: S101 - `Lane.commit` is the only source
