@@ -14,7 +14,7 @@ import msgspec
 from fencepost.errors import Unready
 from fencepost.lab.bench.cpu import cpu_s
 from fencepost.lab.bench.load import Answer, batch_requests, pace, pour, require, single_requests
-from fencepost.lab.bench.profiled_node import PROFILE_FILE, Seen
+from fencepost.lab.bench.profiled_node import MODULE, Seen, watched
 from fencepost.lab.bench.sampling import package_of
 from fencepost.lab.bench.signers import Signers
 from fencepost.lab.bench.stage import Stage, open_stage, require_confirmed, until_ended
@@ -22,7 +22,6 @@ from fencepost.lab.bench.stages import STAGES
 from fencepost.lab.machine import machine
 
 RATE = 100
-_MODULE = "fencepost.lab.bench.profiled_node"
 _LEAST_SHARE = 0.004  # of the CPU: narrower ones can't be read in a picture
 
 
@@ -79,9 +78,7 @@ async def _stages(stage: Stage) -> list[StageTime]:
     async with (
         stage.stub() as rpc_url,
         stage.database() as dsn,
-        stage.node(
-            dsn, rpc_url, signers.keys, module=_MODULE, more_environ={PROFILE_FILE: str(file)}
-        ) as node,
+        stage.node(dsn, rpc_url, signers.keys, module=MODULE, more_environ=watched(file)) as node,
     ):
         await pour(node.url, single_requests(node.url, signers, 20, "warm"), 4, 202)
         await until_ended(dsn, within_s=30)
@@ -122,9 +119,7 @@ async def _cpu(stage: Stage) -> tuple[int, float, Seen]:
     async with (
         stage.stub() as rpc_url,
         stage.database() as dsn,
-        stage.node(
-            dsn, rpc_url, signers.keys, module=_MODULE, more_environ={PROFILE_FILE: str(file)}
-        ) as node,
+        stage.node(dsn, rpc_url, signers.keys, module=MODULE, more_environ=watched(file)) as node,
     ):
         requests = batch_requests(node.url, signers, count, "c")
         before_s = cpu_s(node.process.pid)

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import atexit
 import os
+import runpy
 from pathlib import Path
 
 import msgspec
 
-from fencepost.cli.main import main
 from fencepost.lab.bench.sampling import Sampler
 from fencepost.lab.bench.stages import Stages
 
+MODULE = "fencepost.lab.bench.profiled_node"
 PROFILE_FILE = "BENCH_PROFILE_FILE"
 
 
 class Seen(msgspec.Struct, frozen=True):
     stages_s: list[tuple[float, ...]]  # of each transaction, in the order of `stages.STAGES`
+    allocations: list[tuple[int, float]]  # nonces that a commit gave, and the seconds that it took
     stacks: list[tuple[tuple[str, ...], int]]
+
+
+def watched(file: Path) -> dict[str, str]:
+    """What the environment of a node that watches itself must say."""
+    return {PROFILE_FILE: str(file)}
 
 
 def _watch(path: Path) -> None:
@@ -30,11 +37,12 @@ def _watch(path: Path) -> None:
 
     def write() -> None:
         sampler.stop()
-        path.write_bytes(msgspec.json.encode(Seen(stages.finished, list(sampler.stacks.items()))))
+        seen = Seen(stages.finished, stages.allocations, list(sampler.stacks.items()))
+        path.write_bytes(msgspec.json.encode(seen))
 
     atexit.register(write)
 
 
 if __name__ == "__main__":
     _watch(Path(os.environ[PROFILE_FILE]))
-    main()
+    runpy.run_module("fencepost", run_name="__main__", alter_sys=True)

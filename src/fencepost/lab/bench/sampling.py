@@ -56,7 +56,7 @@ def named(path: str, function: str) -> str:
     if path in _LOOP:
         return EVENT_LOOP
     if path == "<string>":
-        return "dataclasses"  # the methods that it writes
+        return "dataclasses, named tuples"  # the methods that those write
     return path.removeprefix(_STANDARD).split("/", 1)[0].removesuffix(".py").strip("<>")
 
 

@@ -50,6 +50,8 @@ class _Way:
 class Stages:
     on_first: Callable[[], None]  # the first request is about to be stored
     finished: list[tuple[float, ...]] = field(default_factory=list)  # seconds, one entry a stage
+    # How many nonces a commit gave, and the seconds from looking for a price to its end.
+    allocations: list[tuple[int, float]] = field(default_factory=list)
     _ways: dict[UUID, _Way] = field(default_factory=dict)
     _quotes_s: dict[Address, float] = field(default_factory=dict)
     _signs: dict[Address, Span] = field(default_factory=dict)
@@ -97,12 +99,18 @@ class Stages:
             self._receipts[tx_hash] = span
 
     def _committed(self, span: Span, write: LaneWrite) -> None:
+        address = write.term.signer.address
+        given = sum(
+            change.before.state is State.QUEUED and change.after.nonce is not None for change in write.changes
+        )
+        if given and address in self._quotes_s:
+            self.allocations.append((given, span.ended_s - self._quotes_s[address]))
         for change in write.changes:
             way = self._ways.get(change.after.tx_id)
             if way is None:
                 continue
             if change.before.state is State.QUEUED and change.after.attempts:
-                self._allocated(way, span, change, write.term.signer.address)
+                self._allocated(way, span, change, address)
             elif change.after.is_terminal:
                 del self._ways[change.after.tx_id]
                 self._end(way, span)
