@@ -14,7 +14,7 @@ from fencepost.cli.lab_chaos import chaos, failover
 from fencepost.cli.lab_sim import sim
 from fencepost.cli.tables import console, table
 from fencepost.lab.page import page as lab_page
-from fencepost.lab.scheme_faults import Outcome
+from fencepost.lab.scheme_faults import FAULTS, Outcome
 from fencepost.lab.scheme_load import Rate
 from fencepost.lab.scheme_page import page as scheme_page
 from fencepost.lab.schemes import Report, compare
@@ -62,8 +62,7 @@ def page(*, figures: Path) -> None:
 
 
 def _print(report: Report) -> None:
-    faults = list(next(iter(report.schemes.values())).faults)
-    columns = ["scheme", "hot/s", "p50 99 ms", "100 signers/s", "p50 99 ms", *faults]
+    columns = ["scheme", "hot/s", "p50 99 ms", "100 signers/s", "p50 99 ms", *FAULTS]
     rows = [
         [
             name,
@@ -71,7 +70,7 @@ def _print(report: Report) -> None:
             _times(measured.hot),
             f"{measured.spread.per_s:.0f}",
             _times(measured.spread),
-            *[_outcome(measured.faults[fault]) for fault in faults],
+            *[_outcome(measured.faults[fault]) for fault in FAULTS],
         ]
         for name, measured in report.schemes.items()
     ]

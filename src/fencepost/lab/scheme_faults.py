@@ -14,19 +14,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 from fencepost.domain.ids import Signer
 from fencepost.errors import FencepostError, Unready
+from fencepost.lab.relay import relay
 from fencepost.lab.scheme_load import HOLD_S, Tally, steady, use_all
 from fencepost.lab.scheme_stage import SCHEMES, Opened, Stage, new_signer, open_scheme
 from fencepost.lab.scheme_worker import VARIABLE
 from fencepost.nonce.port import MOST_AT_ONCE, Hold, NoncePort
 from fencepost.nonce.redis_link import RedisLink
+from fencepost.nonce.redis_turns import HEARD_WITHIN_S
 
 # These let any process serve any signer: after the fault a second one, which knows nothing yet, gets callers too.
 ANY_PROCESS = ("postgres", "redis_issue", "redis_full")
 BLOCK_SIZE = 100
+POOL_SIZE = 3
 LOST_BEFORE_FAILOVER_S = 0.25
 REDIS_AWAY_S = 0.4
 ANSWERS_LOST = 4
@@ -52,6 +56,17 @@ class Pace:
     before_s: float
     after_s: float
     lease_s: float = 2.0
+    heard_within_s: float = HEARD_WITHIN_S
+
+    @property
+    def opened_with(self) -> dict[str, Any]:
+        """How every scheme is opened; few connections, for few callers."""
+        return {
+            "lease_s": self.lease_s,
+            "heard_within_s": self.heard_within_s,
+            "block_size": BLOCK_SIZE,
+            "pool_size": POOL_SIZE,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +125,7 @@ def around(inject: Callable[[Stage, Gone], Awaitable[None]]) -> Fault:
                 (
                     run,
                     await stack.enter_async_context(
-                        open_scheme(
-                            run.scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE
-                        )
+                        open_scheme(run.scheme, stage.through_wires, **pace.opened_with)
                     ),
                 )
                 for run in runs
@@ -164,6 +177,28 @@ async def _until_following(replica: RedisLink) -> None:
     raise TimeoutError("the replica does not follow")
 
 
+async def one_without_redis(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
+    """A second process for the same signer that can't reach Redis, while the first one can."""
+    async with _all_at_work(stage, pace) as (runs, stop), AsyncExitStack() as stack:
+        nowhere = await stack.enter_async_context(relay("127.0.0.1", stage.redis.port))
+        nowhere.cut()
+        places = replace(stage.through_wires, redis_url=f"redis://127.0.0.1:{nowhere.port}/0")
+        seconds = [
+            (run, await stack.enter_async_context(open_scheme(run.scheme, places, **pace.opened_with)))
+            for run in runs
+            if run.scheme in ANY_PROCESS
+        ]
+        await asyncio.sleep(pace.before_s)
+        async with asyncio.TaskGroup() as group:
+            for run in runs:
+                run.tally.fault()
+            for run, second in seconds:
+                group.create_task(steady(second.port, run.signer, run.tally, stop))
+            await asyncio.sleep(pace.after_s)
+            stop.set()
+        return await _judge_all(runs)
+
+
 # ---- faults of the processes themselves
 
 
@@ -171,9 +206,7 @@ async def two_owners(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
     """A second process for the same signer; the first is paused so long that it has lost what it owned, and goes on."""
     async with _all_at_work(stage, pace) as (runs, stop), AsyncExitStack() as stack:
         seconds = [
-            await stack.enter_async_context(
-                open_scheme(run.scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
-            )
+            await stack.enter_async_context(open_scheme(run.scheme, stage.through_wires, **pace.opened_with))
             for run in runs
         ]
         await asyncio.sleep(pace.before_s)
@@ -199,7 +232,7 @@ async def process_killed(stage: Stage, pace: Pace) -> Mapping[str, Outcome]:
         stack.callback(_end, worker)
         opened = {
             scheme: await stack.enter_async_context(
-                open_scheme(scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
+                open_scheme(scheme, stage.through_wires, **pace.opened_with)
             )
             for scheme in SCHEMES
         }
@@ -224,8 +257,7 @@ async def _start_worker(
 ) -> asyncio.subprocess.Process:
     told = {
         "signers": {scheme: signer.address for scheme, signer in signers.items()},
-        "lease_s": pace.lease_s,
-        "block_size": BLOCK_SIZE,
+        "opened_with": pace.opened_with,
         "dsn": stage.direct.dsn,
         "redis_url": stage.direct.redis_url,
     }
@@ -261,14 +293,18 @@ def _end(worker: asyncio.subprocess.Process) -> None:
         worker.kill()
 
 
+# In the order of the table.
 FAULTS: Mapping[str, Fault] = {
     "Redis killed": around(_redis_killed),
     "Redis failed over": fail_over,
+    "one without Redis": one_without_redis,
     "process killed": process_killed,
     "two owners": two_owners,
     "database restarted": around(_database_restarted),
     "answers lost": around(_answers_lost),
 }
+# These do nothing to the servers, so they may happen at the same time, each to signers of its own.
+OF_PROCESSES = ("one without Redis", "process killed", "two owners")
 
 
 # ---- at work, and what came of it
@@ -279,9 +315,7 @@ async def _all_at_work(stage: Stage, pace: Pace) -> AsyncIterator[tuple[list[_Ru
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         opened = [
-            await stack.enter_async_context(
-                open_scheme(scheme, stage.through_wires, lease_s=pace.lease_s, block_size=BLOCK_SIZE)
-            )
+            await stack.enter_async_context(open_scheme(scheme, stage.through_wires, **pace.opened_with))
             for scheme in SCHEMES
         ]
         async with asyncio.TaskGroup() as group:

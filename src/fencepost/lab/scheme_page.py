@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fencepost.lab.scheme_faults import Outcome
+from fencepost.lab.scheme_faults import FAULTS, Outcome
 from fencepost.lab.schemes import Report
 
 _HEAD = """\
@@ -51,7 +51,6 @@ This page is made by `fencepost lab schemes --markdown`. Rates move by 30 % from
 
 
 def page(report: Report) -> str:
-    faults = list(next(iter(report.schemes.values())).faults)
     machine = report.machine
     where = (
         f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, PostgreSQL"
@@ -73,7 +72,7 @@ def page(report: Report) -> str:
     ):
         rates.append((name, f"{rate.per_s:,.0f}", f"{rate.p50_ms:g} / {rate.p99_ms:g}", "", ""))
     outcomes = [
-        (f"`{name}`", *[_cell(m.faults[fault]) for fault in faults]) for name, m in report.schemes.items()
+        (f"`{name}`", *[_cell(m.faults[fault]) for fault in FAULTS]) for name, m in report.schemes.items()
     ]
     parts = [
         _HEAD,
@@ -81,7 +80,7 @@ def page(report: Report) -> str:
         f"64 callers, one nonce a call; {where}.\n",
         _table(("scheme", "one hot signer, /s", "p50 / p99 ms", "100 signers, /s", "p50 / p99 ms"), rates),
         "Ratios: " + ", ".join(f"{name} {value:g}" for name, value in report.ratios.items()) + ".\n",
-        _table(("scheme", *faults), outcomes),
+        _table(("scheme", *FAULTS), outcomes),
         _MEANING,
     ]
     return "\n".join(parts)

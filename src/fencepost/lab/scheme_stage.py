@@ -34,6 +34,7 @@ from fencepost.nonce.records import Records
 from fencepost.nonce.redis_full import RedisFullNonces
 from fencepost.nonce.redis_issue import RedisIssueNonces
 from fencepost.nonce.redis_link import RedisLink
+from fencepost.nonce.redis_turns import HEARD_WITHIN_S
 from fencepost.nonce.segments import SegmentNonces
 
 SCHEMES = ("postgres", "redis_issue", "redis_full", "leased", "segments")
@@ -84,7 +85,14 @@ class Opened:
 
 @asynccontextmanager
 async def open_scheme(
-    name: str, places: Places, *, lease_s: float = 10.0, block_size: int = 500
+    name: str,
+    places: Places,
+    *,
+    lease_s: float = 10.0,
+    heard_within_s: float = HEARD_WITHIN_S,
+    block_size: int = 500,
+    pool_size: int = 8,
+    ends_cleanly: bool = True,
 ) -> AsyncIterator[Opened]:
     """At work: it is tended in the background. A scheme that can't end cleanly any more ends all the same."""
     clock = PausableClock()
@@ -92,7 +100,7 @@ async def open_scheme(
         pool = await stack.enter_async_context(
             open_pool(
                 places.dsn,
-                size=8,
+                size=pool_size,
                 connect_timeout_s=5,
                 lease_duration_s=POOL_LEASE_S,
                 application="fencepost lab",
@@ -116,7 +124,7 @@ async def open_scheme(
             case "redis_issue":
                 port = RedisIssueNonces(records, link)
             case "redis_full":
-                port = RedisFullNonces(records, link)
+                port = RedisFullNonces(records, link, heard_within_s=heard_within_s)
             case "leased":
                 port = LeasedNonces(records, leases, clock=clock)
             case _:
@@ -127,8 +135,9 @@ async def open_scheme(
                 yield Opened(port, clock)
             finally:
                 tending.cancel()
-                with suppress(*EXPECTED):
-                    await port.close()
+                if ends_cleanly:
+                    with suppress(*EXPECTED):
+                        await port.close()
 
 
 async def _tend(port: NoncePort, clock: PausableClock) -> None:

@@ -1,7 +1,7 @@
 """A process that asks for nonces with every scheme and says which it got, one a line, until somebody ends it.
 
-`python -m fencepost.lab.scheme_worker`, with FENCEPOST_LAB_WORKER in the environment: signers by scheme, lease, block
-size, DSN and Redis as JSON. A line is scheme, nonce and token.
+`python -m fencepost.lab.scheme_worker`, with FENCEPOST_LAB_WORKER in the environment: signers by scheme, how a
+scheme is opened, DSN and Redis as JSON. A line is scheme, nonce and token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def work() -> None:
 
 async def _ask(scheme: str, signer: Signer, told: dict[str, Any]) -> None:
     places = Places(told["dsn"], told["redis_url"])
-    async with open_scheme(scheme, places, lease_s=told["lease_s"], block_size=told["block_size"]) as opened:
+    async with open_scheme(scheme, places, **told["opened_with"]) as opened:
         for _ in range(int(SECONDS_MAX / STEADY_PAUSE_S)):
             for hold in await opened.port.allocate(signer, hold_for_s=HOLD_S):
                 sys.stdout.write(f"{scheme} {hold.nonce} {hold.token.hex}\n")

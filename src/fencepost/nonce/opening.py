@@ -23,11 +23,13 @@ from fencepost.nonce.redis_full import RedisFullNonces
 from fencepost.nonce.redis_issue import RedisIssueNonces
 from fencepost.nonce.redis_link import RedisLink
 from fencepost.nonce.redis_lock import RedisLock
+from fencepost.nonce.redis_turns import HEARD_WITHIN_S
 from fencepost.nonce.segments import SegmentNonces
 from fencepost.nonce.service import NonceService
 from fencepost.settings import Settings
 
 CLOSE_EVERY_S = 1.0
+HEARD_IN_TENDS = 2.5
 
 
 @asynccontextmanager
@@ -114,7 +116,9 @@ def _scheme(
         case "redis_issue" if link is not None:
             return RedisIssueNonces(records, link)
         case "redis_full" if link is not None:
-            return RedisFullNonces(records, link)
+            # Whoever is tended in time hears in time that Redis is off.
+            heard_within_s = max(HEARD_WITHIN_S, HEARD_IN_TENDS * nonce_service.tend_interval_s)
+            return RedisFullNonces(records, link, heard_within_s=heard_within_s)
         case "segments":
             return SegmentNonces(
                 records,

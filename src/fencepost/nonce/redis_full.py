@@ -148,17 +148,11 @@ class RedisFullNonces:
         hold = mark.hold
         (slot,) = await self._records.look([hold])
         if slot is None or slot.state in (NonceState.HELD, NonceState.RELEASED):
-            async with self._turns.without_redis(hold.signer) as connection:
-                if connection is None:
-                    return False
-                await connection.execute(
-                    sql("nonce_occupy"),
-                    [hold.signer.chain_id],
-                    [hold.signer.address],
-                    [hold.nonce],
-                    [hold.token],
-                    [0.0],
-                )
+            if not await self._turns.stay_off(hold.signer):
+                return False
+            if slot is None:
+                key = [hold.signer.chain_id], [hold.signer.address], [hold.nonce]
+                await self._records.pool.execute(sql("nonce_occupy"), *key, [hold.token], [0.0])
         await self._records.mark(mark)
         return True
 
@@ -173,7 +167,7 @@ class RedisFullNonces:
                 return int(await self._link.command(*lua.RECLAIM.call(signer, floor, MOST_RECLAIMED)))
         except RedisDown as error:
             raise NonceUnavailable("Redis gave no answer; nothing is known to be released") from error
-        return len(await self._records.reclaim(signer)) if await self._turns.has_begun(signer) else 0
+        return len(await self._records.reclaim(signer)) if await self._turns.is_off(signer) else 0
 
     async def status(self, signer: Signer) -> SignerStatus | None:
         """As PostgreSQL knows it, after writing down what Redis has."""
@@ -198,7 +192,7 @@ class RedisFullNonces:
     async def close(self) -> None:
         await self._calls.drain()
         if self._link.is_up:
-            await self._behind.flush(self._turns.loaded)
+            await self.tend_once()  # what can't be written down now stands in Redis, for others to write down
         await self._records.drain()
 
 

@@ -3,7 +3,7 @@
 INCR gives a number, the primary key in PostgreSQL gives the nonce: a number that is taken (Redis lost its last writes,
 or somebody else issued from the database meanwhile) is passed over, and the counter is lifted to what PostgreSQL
 knows. Without Redis, PostgreSQL issues and occupies; when a probe finds Redis again, its counter is lifted first.
-Occupations of many callers share a statement.
+Numbers for many callers share a pipeline, their occupations a statement.
 
 Strong: any process serves any signer, no row is waited for, and nothing is lost with Redis. No fault of Redis makes a
 duplicate, not even one that a single process can't reach while others can.
@@ -15,6 +15,7 @@ releases them once `heal_after_s` has passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 from fencepost.adapters.postgres.group_commit import GroupCommit
@@ -35,6 +36,8 @@ if tonumber(redis.call('GET', KEYS[1]) or '-1') < tonumber(ARGV[1]) then redis.c
 return 1
 """
 _TRIES = 20
+MOST_NUMBERS_A_PIPELINE = 200
+PARALLEL_PIPELINES = 2
 MOST_OCCUPIED_A_COMMIT = 500
 PARALLEL_OCCUPATIONS = 2
 
@@ -47,6 +50,9 @@ class RedisIssueNonces(MarksInRecords):
         self._link = link
         self._lifted: dict[Signer, int] = {}  # at which generation of the link
         self._gaps: set[Signer] = set()  # signers that may have released nonces
+        self._numbers: GroupCommit[tuple[Any, ...], Any] = GroupCommit(
+            link.pipeline, most_items=MOST_NUMBERS_A_PIPELINE, parallel=PARALLEL_PIPELINES
+        )
         self._occupations = GroupCommit(
             self._occupy_batch, most_items=MOST_OCCUPIED_A_COMMIT, parallel=PARALLEL_OCCUPATIONS
         )
@@ -107,7 +113,7 @@ class RedisIssueNonces(MarksInRecords):
         self._lifted[signer] = generation
 
     async def _eval(self, script: str, key: str, number: int) -> int:
-        return int(await self._link.command("EVAL", script, 1, key, number))
+        return int(await self._numbers.submit(("EVAL", script, 1, key, number)))
 
     async def _occupy_batch(self, batch: Sequence[_Occupation]) -> Sequence[list[int]]:
         flat = [

@@ -87,6 +87,8 @@ class RedisTurns:
         self._now_s = now_s
         self._heard: dict[Signer, _Heard] = {}
         self._off_until_s: dict[Signer, float] = {}  # heard from the row: not worth a look before
+        self._scripts_at = -1  # at which generation of the link Redis got the scripts
+        self._looking = asyncio.Lock()
         self._loading: defaultdict[Signer, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -108,6 +110,10 @@ class RedisTurns:
             return False
         if self._is_heard(signer):
             return True
+        if self.epoch(signer) >= 0:
+            async with self._looking:  # whoever waits here hears what the first one heard
+                if not self._is_heard(signer):
+                    await self.look()
         async with self._loading[signer]:
             if self._is_heard(signer):
                 return True
@@ -141,7 +147,9 @@ class RedisTurns:
     async def _load(self, signer: Signer) -> bool:
         """Hear that Redis is on, and make its state anew from PostgreSQL if it is behind it. False: it is off."""
         generation = self._link.generation
-        await self._link.pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
+        if self._scripts_at != generation:
+            await self._link.pipeline([("SCRIPT", "LOAD", script.text) for script in lua.ALL])
+            self._scripts_at = generation
         for _ in range(_TRIES):
             asked_s = self._now_s()
             standing, known, _ = await self._known(signer, slots=0)
@@ -222,9 +230,25 @@ class RedisTurns:
         self._off_until_s.pop(signer, None)
         yield None
 
-    async def has_begun(self, signer: Signer) -> bool:
+    async def is_off(self, signer: Signer) -> bool:
         """Whether Redis is off for everybody."""
         return (await self._standings([signer]))[signer].has_begun
+
+    async def stay_off(self, signer: Signer) -> bool:
+        """Redis is off for everybody, and for long enough to write something. False: it can be asked instead."""
+        for _ in range(_TRIES):
+            standing = (await self._standings([signer]))[signer]
+            if standing.has_begun and standing.off_ends_in_s > self._heard_within_s:
+                return True
+            if not self._link.is_up:
+                async with self.without_redis(signer):  # says that it is off, and waits until that has begun
+                    continue
+            if standing.has_begun or not standing.is_off:
+                await asyncio.sleep(max(standing.off_ends_in_s, 0.0))
+                break
+            await asyncio.sleep(standing.off_begins_in_s)
+        self._off_until_s.pop(signer, None)
+        return False
 
     async def _standing(self, connection: Connection, signer: Signer) -> _Standing:
         row = await connection.fetchrow(sql("nonce_redis_standing"), [signer.chain_id], [signer.address])
