@@ -13,7 +13,9 @@ async def test_a_hole_is_filled_and_everything_above_it_is_mined(
     async with open_door(dsn, at_once, keys=1, nonce__mode="pipelined") as door:
         await book.connection.execute(
             "INSERT INTO signer_nonce_cursor (chain_id, signer, next_nonce, start_nonce, fencing_token)"
-            " VALUES ($1, $2, 3, 3, 0)",
+            # A token of this history of the database: of another one, no nonce would be given before the chain is there.
+            " VALUES ($1, $2, 3, 3,"
+            " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint << 40)",
             at_once.chain_id,
             account.address,
         )

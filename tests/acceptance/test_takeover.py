@@ -77,9 +77,10 @@ async def test_whatever_a_node_writes_after_it_lost_its_lease_is_refused(
 ) -> None:
     """The write that it was about to make is the first thing it does when it wakes up."""
     account = ticking.accounts[0]
-    await client.ask(account, COUNT)
+    await client.ask(account, COUNT - 4)
     paused = start_node(ticking, account, name="paused", options=SHORT, failpoints=[point])
     await paused.stopped()
+    await client.ask(account, COUNT)  # in any case there is something left to do
     async with open_fencepost(dsn, ticking, account, options=SHORT) as second:
         await _until_taken_over(book, account)
         at_take_over = await _written_by(book, "paused")
