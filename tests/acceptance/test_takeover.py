@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import LaneWrite, TxChange
@@ -144,8 +144,8 @@ class Stage:
         connection = await self.a._pool.acquire()
         try:
             await connection.execute("BEGIN")
-            arrays = lane_arrays([self.write], now_s=0)
-            (answer,) = await connection.fetch(sql("commit_lanes"), *arrays, "a")
+            statement, arguments = lane_statement([self.write], now_s=0, node="a")
+            (answer,) = await connection.fetch(statement, *arguments)
             assert (answer["lease_ok"], answer["applied"]) == (True, True)
             yield connection
         finally:

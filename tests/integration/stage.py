@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.intents import digest, to_payload
@@ -212,8 +212,8 @@ def allocation(tx: ManagedTx, *, nonce: int, before: Cursor | None, term: Term) 
 
 async def commit_lanes(connection: Connection, write: LaneWrite) -> tuple[bool, bool]:
     """(lease_ok, applied) of the one fenced statement."""
-    arrays = lane_arrays([write], now_s=0.0)
-    row = await connection.fetchrow(sql("commit_lanes"), *arrays, "a test's node")
+    statement, arguments = lane_statement([write], now_s=0.0, node="a test's node")
+    row = await connection.fetchrow(statement, *arguments)
     assert row is not None
     return row["lease_ok"], row["applied"]
 

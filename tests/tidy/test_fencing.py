@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import fencepost
-from fencepost.adapters.postgres.queries import Query, load_all, parse
+from fencepost.adapters.postgres.queries import Query, lean, load_all, parse
 
 PACKAGE = Path(fencepost.__file__).parent
 
@@ -173,6 +174,16 @@ def test_every_statement_that_writes_says_how_it_is_fenced(query: Query) -> None
 def test_what_says_that_it_is_fenced_is(query: Query) -> None:
     if query.name not in UNFENCED:
         assert is_fenced(query.sql), f"{query.name} writes something that does not hang on its token"
+
+
+OPTIONAL = ("cursors", "txs", "fillers", "new_attempts", "sent_attempts", "journaled", "commands")
+
+
+@pytest.mark.parametrize("left_out", [*combinations(OPTIONAL, 1), *combinations(OPTIONAL, 6)])
+def test_the_fenced_write_without_some_of_its_parts_is_fenced_too(left_out: tuple[str, ...]) -> None:
+    statement = lean("commit_lanes", frozenset(left_out))
+    assert is_fenced(statement.sql)
+    assert len(mutations(statement.sql)) == len(OPTIONAL) - len(left_out)
 
 
 def test_no_statement_deletes_but_one_that_forgets_nodes_long_gone() -> None:

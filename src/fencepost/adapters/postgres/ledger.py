@@ -18,7 +18,7 @@ import msgspec
 from fencepost.adapters.postgres import rows
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
-from fencepost.adapters.postgres.lane_arrays import lane_arrays
+from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import (
     Accepted,
@@ -312,8 +312,8 @@ class PostgresLedger:
             return Written(lease_ok=True, applied=False)
 
     async def _commit_together(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
-        arrays = lane_arrays(writes, now_s=self._clock.now_s())
-        found = await self._pool.fetch(sql("commit_lanes"), *arrays, self._node)
+        statement, arguments = lane_statement(writes, now_s=self._clock.now_s(), node=self._node)
+        found = await self._pool.fetch(statement, *arguments)
         return [Written(lease_ok=row["lease_ok"], applied=row["applied"]) for row in found]
 
 

@@ -3,17 +3,23 @@
 A block begins with `-- name: the_name`, then one comment line that says what it does, then one statement. Names are
 unique over all files. A statement that writes to a signer's records says how it is fenced in a third line,
 `-- fenced: by its term` or `-- unfenced: why`; a test holds every mutating statement to that.
+
+A statement of many parts (`WITH a AS (…), b AS (…)`) can be had without some of them: the server prepares, opens and
+checks only what is left, and the driver encodes only the parameters that are still named.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 _HEAD = re.compile(r"^-- name: ([a-z_]+)$", re.MULTILINE)
+_PARAMETER = re.compile(r"\$(\d+)")
+_PART_ENDS, _LAST_PART_ENDS = "\n), ", "\n)\nSELECT "
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +58,28 @@ def load_all() -> Mapping[str, Query]:
 
 def sql(name: str) -> str:
     return load_all()[name].sql
+
+
+@dataclass(frozen=True, slots=True)
+class Lean:
+    """A statement with only some of its parts, and which of the whole one's parameters it takes, in order."""
+
+    sql: str
+    parameters: tuple[int, ...]
+
+    def arguments(self, of_the_whole: Sequence[Any]) -> list[Any]:
+        return [of_the_whole[parameter - 1] for parameter in self.parameters]
+
+
+@cache
+def lean(name: str, without: frozenset[str]) -> Lean:
+    """The query without some of its common table expressions: nothing else may read from those."""
+    body, end, answer = sql(name).rpartition(_LAST_PART_ENDS)
+    parts = body.split(_PART_ENDS)
+    kept = [part for part in parts if part.partition(" AS ")[0] not in without]
+    if len(parts) - len(kept) != len(without):
+        raise ValueError(f"{name} does not have all of {sorted(without)}")
+    text = _PART_ENDS.join(kept) + end + answer
+    parameters = tuple(sorted({int(number) for number in _PARAMETER.findall(text)}))
+    place = {parameter: position for position, parameter in enumerate(parameters, start=1)}
+    return Lean(_PARAMETER.sub(lambda found: f"${place[int(found[1])]}", text), parameters)
