@@ -67,7 +67,7 @@ async def measure(*, quick: bool) -> Profile:
         transactions=count,
         node_us=round(node_us, 1),
         packages=_packages(seen, samples, node_us),
-        stacks=_stacks(seen, samples),
+        stacks=cut_stacks(seen, samples),
     )
 
 
@@ -141,7 +141,7 @@ def _packages(seen: Seen, samples: int, node_us: float) -> list[PackageCost]:
     ]
 
 
-def _stacks(seen: Seen, samples: int) -> list[Stack]:
+def cut_stacks(seen: Seen, samples: int) -> list[Stack]:
     """Cut where a branch gets too narrow: what is below counts for the function above it."""
     weights: Counter[tuple[str, ...]] = Counter()
     for frames, count in seen.stacks:

@@ -1,0 +1,100 @@
+"""What the benchmark makes of what it measured: verdicts, tables, pictures."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fencepost.errors import Unready
+from fencepost.lab.bench import charts
+from fencepost.lab.bench.page import page, write_page
+from fencepost.lab.bench.profile import PackageCost, Profile, Stack, StageTime, cut_stacks
+from fencepost.lab.bench.profiled_node import Seen
+from fencepost.lab.bench.report import Figure, rows
+from fencepost.lab.bench.sampling import named, package_of
+
+FASTER = Figure("accept <all>", 50, "/s", 0.4, True, "pgbench/s", 100)
+SLOWER = Figure("growth: cost with 9 signers", 3, "µs a tx", 1.3, False, "1 signer, µs", 2)
+ALONE = Figure("idle: CPU", 1.5, "%", 2, False)
+
+
+@pytest.mark.parametrize(("figure", "ratio", "reached"), [(FASTER, 0.5, True), (SLOWER, 1.5, False)])
+def test_a_figure_is_judged_by_its_ratio(figure: Figure, ratio: float, *, reached: bool) -> None:
+    assert figure.ratio == ratio
+    assert figure.is_reached is reached
+
+
+def test_a_figure_without_a_baseline_is_judged_by_itself() -> None:
+    assert ALONE.ratio is None
+    assert ALONE.is_reached
+    assert rows([ALONE]) == [("idle: CPU", "1.5 %", "-", "-", "≤ 2", "reached")]
+
+
+def test_stacks_are_cut_where_they_get_narrow_and_nothing_is_lost() -> None:
+    wide, narrow = ("a", "b", "c"), ("a", "b", "d")
+    cut = cut_stacks(Seen([], [], [(wide, 999), (narrow, 1)]), 1_000)
+    assert [(stack.frames, stack.share) for stack in cut] == [(["a", "b"], 0.001), (["a", "b", "c"], 0.999)]
+
+
+def test_code_is_named_by_where_it_lives() -> None:
+    assert named(charts.__file__, "bars") == "fencepost.lab.bench.charts:bars"
+    assert named(msgspec.__file__, "encode") == "msgspec"
+    assert named(json.__file__, "dumps") == "json"
+    assert package_of("fencepost.adapters.evm.rlp:encode") == "fencepost.adapters.evm"
+    assert package_of("fencepost.domain.managed:sent") == "fencepost.domain"
+    assert package_of("msgspec") == "msgspec"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with figures in it."""
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    told = {
+        "machine": {"cores": "2"},
+        "figures": [figure.as_json() for figure in (FASTER, SLOWER, ALONE)],
+        "failures": {"memory": "not measured within 1 s"},
+    }
+    (figures / "bench.json").write_text(json.dumps(told))
+    profile = Profile(
+        machine={"cores": "2"},
+        rate=100,
+        stages=[StageTime("HTTP", 1.0, 2.0), StageTime("sign", 3.0, 4.0)],
+        transactions=10,
+        node_us=200.0,
+        packages=[PackageCost("coincurve", 150.0, 0.75)],
+        stacks=[Stack(["a", "fencepost.b:<c>"], 0.75), Stack(["a"], 0.25)],
+    )
+    (figures / "profile.json").write_bytes(msgspec.json.encode(profile))
+    return tmp_path
+
+
+def test_the_page_tells_every_figure_and_what_is_missing(folder: Path) -> None:
+    text = page(folder / "figures")["speed.md"]
+    assert "| accept <all> | 50 /s | 100 (pgbench/s) | 0.50 | ≥ 0.4 | reached |" in text
+    assert "Not measured: memory (not measured within 1 s)." in text
+    assert "| sign | 3 ms | 4 ms |" in text
+
+
+def test_the_page_is_written_as_it_is_told_and_its_pictures_are_whole(folder: Path) -> None:
+    write_page(folder)
+    for name, text in page(folder / "figures").items():
+        assert (folder / name).read_text(encoding="utf-8") == text
+        if name.endswith(".svg"):
+            ET.fromstring(text)  # noqa: S314 - our own text: names that need escaping would break it
+
+
+def test_flames_are_as_wide_as_their_share() -> None:
+    drawn = charts.flames("", [(["low", "high"], 0.25), (["low"], 0.25)])
+    assert 'width="600.0"' in drawn
+    assert 'width="300.0"' in drawn
+    assert "low: 50.0%" in drawn
+
+
+def test_a_page_without_figures_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(Unready, match=r"bench\.json"):
+        page(tmp_path)
