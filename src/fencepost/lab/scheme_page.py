@@ -29,10 +29,20 @@ What to know before you choose:
   Redis; it keeps connections free, not the rate up.
 - **segments** — a crash takes up to `nonce_service.unflushed_max` unstored holds and the rest of the block with it. Those
   nonces are missing, and the chain waits for them, until `nonce_service.dead_after` has passed.
-- **redis_issue** — no fault of Redis makes a duplicate: PostgreSQL's key has the last word. A process that dies between
-  the two leaves a hole until `nonce_service.heal_after` has passed.
+- **redis_issue** — no fault of Redis makes a duplicate, nor does a process that alone can't reach it: PostgreSQL's key has
+  the last word. A process that dies between the two leaves a hole until `nonce_service.heal_after` has passed.
 - **redis_full** — what Redis acknowledged and PostgreSQL does not have yet is given again if Redis loses it. The window
   is `nonce_service.tend_interval` wide. Don't use it where a duplicate costs money.
+- **redis_full, when a process can't reach Redis** — it must not give from PostgreSQL what others give from Redis. So it
+  turns the signer away from Redis for everybody, in the signer's row: all others hear of it within half a second, write
+  down what Redis has, and from one second on all give by row lock, until two to four seconds after the last call
+  that had no Redis. What remains is the same window: a nonce that was given from Redis by a process that then died or lost
+  PostgreSQL too before anybody wrote it down. Keep `nonce_service.tend_interval` short, and the same in all processes.
+"""
+
+_EQUAL_LOAD = """\
+The bare counter is what Redis and its client give for a script that only counts, called once a nonce by the same 64
+callers: each on a connection of its own, and in pipelines, where what waits travels together as in `redis_full`.
 """
 
 _MEANING = """\
@@ -42,6 +52,7 @@ second one gets callers from the fault on, and when Redis is lost the first one 
 got; a hole is one below the highest that nobody got. Leases lasted 2 s, holds 0.5 s, blocks 100 nonces.
 
 - *Redis killed*: with -9, nothing kept, back after 0.4 s and more. *Redis failed over*: to a replica that missed the last 0.25 s.
+- *one without Redis*: a second process that can't reach Redis serves the same signer, beside the first one, which can.
 - *process killed*: with -9; another one goes on. *two owners*: the first was paused beyond its lease, and goes on beside
   the second.
 - *database restarted*: as after a crash. *answers lost*: done, but the connection was cut in place of the answer.
@@ -79,6 +90,7 @@ def page(report: Report) -> str:
         "## What was measured\n",
         f"64 callers, one nonce a call; {where}.\n",
         _table(("scheme", "one hot signer, /s", "p50 / p99 ms", "100 signers, /s", "p50 / p99 ms"), rates),
+        _EQUAL_LOAD,
         "Ratios: " + ", ".join(f"{name} {value:g}" for name, value in report.ratios.items()) + ".\n",
         _table(("scheme", *FAULTS), outcomes),
         _MEANING,

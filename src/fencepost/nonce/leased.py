@@ -8,6 +8,10 @@ In memory stands only where a sequence may go on at least: the largest of what t
 knows and what was given here. It is dropped, with the term, as soon as a batch fails: nobody knows what that did. Any
 process may mark; a hold's own token is fence enough for that. A process that does not own the signer raises
 `NotLeader` with the owner's name, and the caller goes there.
+
+Strong: every nonce is stored before it is given, and the price of that is shared: no duplicate, no Redis, a high rate.
+Weak: a signer's callers have to reach its owner, and after a crash they wait until its lease has run out.
+Window of loss: none. A call whose answer was lost leaves its nonces held until their time is over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
 """Scheme `postgres`: every allocation locks the signer's cursor row, reuses the smallest gap, or moves the cursor.
 
-Strong and plain: no process keeps anything, any of them may serve any signer, at the price of one transaction a call
-and of a queue at the row of a hot signer. A Redis lock may stand in front of that queue; when Redis fails, calls go
-straight to PostgreSQL, and back when a probe finds it again.
+A Redis lock may stand in front of the row; when Redis fails, calls go straight to PostgreSQL, and back when a probe
+finds it again.
+
+Strong: no process keeps anything, so any of them serves any signer and nothing is lost with one; no duplicate and no
+lasting hole in any fault.
+Weak: one transaction a call, and a queue at the row of a hot signer: its rate falls with the number of callers. The
+Redis lock keeps that queue out of the database's connections; it does not shorten it.
+Window of loss: none. A call whose answer was lost leaves its nonces held until their time is over.
 """
 
 from __future__ import annotations

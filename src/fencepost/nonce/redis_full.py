@@ -1,13 +1,16 @@
 """Scheme `redis_full`: Redis issues and occupies in one script; PostgreSQL is written behind, in batches.
 
-The fastest that any process may use for any signer, and the weakest. What Redis acknowledged and PostgreSQL does not
-have yet (what was given since the last `tend_once`) is lost when Redis loses it: killed without a log,
-or failed over to a replica that had not heard of it. Then other processes give those nonces a second time (the one that
-gave them remembers how far it went), and marks of the lost holds find nothing, or somebody else. `fencepost lab schemes`
-shows it. A process that dies loses nothing: what is not written yet stands in Redis.
+Who waits for the same signer shares a script. Without Redis, PostgreSQL gives by row lock, above what it knows and what
+this process gave; `redis_turns` sees to it that all processes do the one or the other, also when a single one can't
+reach Redis. When Redis is back, what it still has is written down first, then its state is made anew from PostgreSQL.
 
-Without Redis, PostgreSQL gives nonces by row lock, above what it knows and what this process gave. When Redis is back,
-what it still holds is written down first, then its state is made anew from PostgreSQL; nothing is given in between.
+Strong: the highest rate that any process may have for any signer, and no wait for a commit. A process that dies loses
+nothing: what is not written yet stands in Redis, and others write it down.
+Weak: turning from Redis to row locks takes all processes about a second, in which nothing is given.
+Window of loss: what Redis acknowledged and PostgreSQL does not have yet, which is what was given since the last
+`tend_once`. If Redis loses that (killed without a log, or failed over to a replica that had not heard of it), other
+processes give those nonces a second time; the one that gave them remembers how far it went. Marks of the lost holds find
+nothing, or somebody else. `fencepost lab schemes` counts these duplicates.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Numbers for many callers share a pipeline, their occupations a statement.
 Strong: any process serves any signer, no row is waited for, and nothing is lost with Redis. No fault of Redis makes a
 duplicate, not even one that a single process can't reach while others can.
 Weak: every nonce is still a durable row before it is given, so PostgreSQL sets the rate. Two systems, two steps: a
-process that dies between them leaves a hole, a number that nobody occupied; `reclaim_expired` finds such holes and
-releases them once `heal_after_s` has passed.
+process that dies between them leaves a hole, a number that nobody occupied.
+Window of loss: none. `reclaim_expired` finds such holes and releases them once `heal_after_s` has passed.
 """
 
 from __future__ import annotations

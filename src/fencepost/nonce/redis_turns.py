@@ -129,7 +129,9 @@ class RedisTurns:
 
     async def look(self) -> None:
         """Hear how it stands for all signers that are loaded; for those that are off, Redis's states are written down."""
-        signers, asked_s = list(self._heard), self._now_s()
+        signers, asked_s = self.loaded, self._now_s()
+        if not signers:
+            return
         turned = []
         for signer, standing in (await self._standings(signers)).items():
             heard = self._heard.get(signer)

@@ -1,15 +1,16 @@
 """Scheme `segments`: blocks of nonces from the database, handed out from memory, stored in batches.
 
 A block is taken above everything that the database knows and the chain has seen, so after a restart the sequence goes
-on above all that was ever given. Giving a nonce costs no round trip: it is noted in memory and stored with the next
-flush. Memory is bounded: when `unflushed_max` holds wait to be stored, allocating waits for a flush, and fails while
-the database does. A mark stores what is unstored first, and is itself durable.
+on above all that was ever given. Giving a nonce is noted in memory and stored with the next flush. Memory is bounded:
+when `unflushed_max` holds wait to be stored, allocating waits for a flush, and fails while the database does. A mark
+stores what is unstored first, and is itself durable.
 
-What dies with a process: up to `unflushed_max` holds that nobody has stored, and the rest of its blocks. Nobody knows
-which of those nonces were given, so they stay away for `dead_after_s` after the last sign of life; then the block is
-retired, which fences the old owner off, and what is missing in it can be given again. A clean end leaves no hole. Two
-processes may serve one signer: they get different blocks, and the chain waits for the slower one, so route a signer to
-one process.
+Strong: giving costs no round trip, so it is the fastest of all, and goes on for a while without the database.
+Weak: two processes may serve one signer, but they get different blocks and the chain waits for the slower one: route a
+signer to one process. A clean end leaves no hole; a crash does.
+Window of loss: up to `unflushed_max` holds that nobody has stored, and the rest of the blocks. Nobody knows which of
+those nonces were given, so they stay away for `dead_after_s` after the last sign of life; then the block is retired,
+which fences the old owner off, and what is missing in it can be given again.
 """
 
 from __future__ import annotations
