@@ -136,6 +136,8 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[_Priced], int
 
 async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]:
     """Of all at once. A failure comes out as it is, not in a group, so that a silent node counts as one."""
+    if not any(_must_ask_for_gas(lane, tx) for tx in batch):
+        return [tx.intent.gas for tx in batch]
     estimates: list[int | str | None] = []
     for answer in await asyncio.gather(*(_gas(lane, tx) for tx in batch), return_exceptions=True):
         if isinstance(answer, BaseException):
@@ -146,7 +148,7 @@ async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]
 
 async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
     """The gas limit; or why it is refused; or None when the account can't pay yet."""
-    if tx.intent.gas is not None and not lane.policy.refuse_reverting:
+    if not _must_ask_for_gas(lane, tx):
         return tx.intent.gas
     try:
         estimate = await lane.chain.estimate_gas(lane.signer.address, tx.intent.call)
@@ -157,6 +159,10 @@ async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
     except RpcRefused as error:
         return f"the node refuses to estimate it: {error}"
     return tx.intent.gas or math.ceil(estimate * lane.policy.gas_factor)
+
+
+def _must_ask_for_gas(lane: Lane, tx: ManagedTx) -> bool:
+    return tx.intent.gas is None or lane.policy.refuse_reverting
 
 
 async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> int:

@@ -15,6 +15,7 @@ signed them; everything else is `ValueError`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coincurve import PrivateKey, PublicKey
 
@@ -34,6 +35,7 @@ _EIP155_V = 35
 _ADDRESS_BYTES = 20
 _WORD_BYTES = 32
 _SIGNATURE_BYTES = 65
+_NOBODY = rlp.encode_string(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +53,33 @@ def sign_tx(tx: UnsignedTx, key: PrivateKey) -> SignedTx:
 def encode_fields(tx: UnsignedTx) -> bytes:
     """The fields of `tx` in RLP, without the list around them and without what the signature adds."""
     _check(tx)
-    call = tx.call
-    tail: list[rlp.Item] = [
-        tx.gas,
-        b"" if call.to is None else _address_bytes(call.to),
-        call.value_wei,
-        call.data,
-    ]
+    number, call, fees = rlp.encode_number, tx.call, tx.fees
+    head: tuple[bytes, ...]
     if tx.type is TxType.DYNAMIC_FEE:
-        head = [tx.chain_id, tx.nonce, tx.fees.tip_wei, tx.fees.fee_cap_wei]
+        head = (number(tx.chain_id), number(tx.nonce), number(fees.tip_wei), number(fees.fee_cap_wei))
     elif tx.type is TxType.ACCESS_LIST:
-        head = [tx.chain_id, tx.nonce, tx.fees.fee_cap_wei]
+        head = (number(tx.chain_id), number(tx.nonce), number(fees.fee_cap_wei))
     else:
-        head = [tx.nonce, tx.fees.fee_cap_wei]
-    if tx.type is not TxType.LEGACY:
-        tail.append([(_address_bytes(entry.address), entry.storage_keys) for entry in call.access_list])
-    return b"".join([rlp.encode(item) for item in (*head, *tail)])
+        head = (number(tx.nonce), number(fees.fee_cap_wei))
+    return b"".join(
+        (
+            *head,
+            number(tx.gas),
+            _NOBODY if call.to is None else _encode_address(call.to),
+            number(call.value_wei),
+            rlp.encode_string(call.data),
+            b"" if tx.type is TxType.LEGACY else _encode_access_list(call.access_list),
+        )
+    )
+
+
+def _encode_access_list(entries: tuple[AccessEntry, ...]) -> bytes:
+    return rlp.encode([(_address_bytes(entry.address), entry.storage_keys) for entry in entries])
+
+
+@lru_cache(maxsize=4096)  # most signers send to few
+def _encode_address(address: Address) -> bytes:
+    return rlp.encode_string(_address_bytes(address))
 
 
 def signing_hash(tx: UnsignedTx, fields: bytes) -> bytes:
@@ -82,7 +95,7 @@ def seal(tx: UnsignedTx, fields: bytes, signature: bytes) -> SignedTx:
     parity = signature[64]
     v = tx.chain_id * 2 + _EIP155_V + parity if tx.type is TxType.LEGACY else parity
     r, s = signature[:32].lstrip(b"\0"), signature[32:64].lstrip(b"\0")
-    body = rlp.wrap_list(fields + rlp.encode(v) + rlp.encode(r) + rlp.encode(s))
+    body = rlp.wrap_list(b"".join((fields, rlp.encode_number(v), rlp.encode_string(r), rlp.encode_string(s))))
     raw = body if tx.type is TxType.LEGACY else bytes((tx.type,)) + body
     return SignedTx(raw=raw, hash=TxHash("0x" + keccak256(raw).hex()))
 

@@ -1,7 +1,7 @@
 """RLP, the encoding of everything that is hashed on an EVM chain.
 
 An item is a byte string, a natural number (big-endian, no leading zeros, zero is the empty string) or a sequence of
-items. `encode` turns it into bytes; `wrap_list` makes a list of items that are encoded already, so that a
+items. `encode` turns it into bytes, `encode_number` and `encode_string` do where the kind is known; `wrap_list` makes a list of items that are encoded already, so that a
 transaction's fields are encoded once for both its signing hash and its final bytes.
 
 `decode` takes exactly one item and refuses whatever `encode` would not have written: trailing bytes, lengths that
@@ -25,12 +25,25 @@ _DEPTH_MAX = 16  # a transaction needs 4; the bound keeps hostile input off the 
 
 def encode(item: Item) -> bytes:
     if isinstance(item, int):
-        item = encode_natural(item)
+        return encode_number(item)
     if isinstance(item, bytes):
-        if len(item) == 1 and item[0] < _STRING:
-            return item
-        return _header(_STRING, len(item)) + item
+        return encode_string(item)
     return wrap_list(b"".join([encode(part) for part in item]))
+
+
+def encode_number(value: int) -> bytes:
+    if 0 < value < _STRING:
+        return _BYTE[value]
+    return encode_string(encode_natural(value))
+
+
+def encode_string(data: bytes) -> bytes:
+    size = len(data)
+    if size > _SHORT_MAX:
+        return _header(_STRING, size) + data
+    if size == 1 and data[0] < _STRING:
+        return data
+    return _BYTE[_STRING + size] + data
 
 
 def wrap_list(encoded_items: bytes) -> bytes:
