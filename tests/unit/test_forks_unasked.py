@@ -105,6 +105,24 @@ async def test_what_a_fork_undid_while_nobody_ran_is_opened_again_by_whoever_sta
     assert bench.events(tx_id).count("Fork") == 1
 
 
+async def test_a_fork_below_the_beginning_of_a_view_is_found() -> None:
+    bench = Bench()
+    before = bench.node(name="before")
+    tx_id = await bench.request()
+    await before.turn()
+    bench.chain.mine(3)
+    await before.turn(2)
+    assert bench.state(tx_id) is State.CONFIRMED
+    await before.release()
+    after = bench.node(name="after")
+    await after.node.heads_once(CHAIN_ID)  # its view begins at the head: what has ended lies below
+    bench.chain.reorg(3)
+    await after.node.heads_once(CHAIN_ID)
+    assert await after.node.seek_once() == 1
+    await step(after.lane)
+    assert bench.events(tx_id).count("Fork") == 1
+
+
 async def test_a_start_takes_nothing_whose_block_stands() -> None:
     bench = Bench()
     before = bench.node(name="before")

@@ -47,18 +47,18 @@ class Following:
 
     async def once(self, chain_id: int, head: Header | None = None) -> HeadChange:
         watch = self.watches[chain_id]
-        old_head = watch.view.head
+        lowest, old_head = watch.view.lowest, watch.view.head
         change = await watch.refresh(head)
         if change.blocks or change.forked_at is not None or change.begun_anew:
             self._tell_lanes(chain_id, change, old_head)
-        if change.begun_anew:
+        if change.begun_anew or (change.forked_at is not None and change.forked_at <= lowest):
             self._unlooked.add(chain_id)
         await self._look_back(chain_id)
         await self._ask_what_is_undone(chain_id)
         return change
 
     async def _look_back(self, chain_id: int) -> None:
-        """A view that has just begun shows no fork. What ended before it may be undone, and nobody saw it.
+        """A view shows no fork below its beginning. What ended there may be undone, and nobody saw it.
 
         Where one block stands, everything below it does: on most starts one block is read.
         """
