@@ -19,6 +19,7 @@ _SETUP = Setup(
     idle_release_s=30.0,
     same_names=False,
     chain_query_off=False,
+    state_timeout_s=TTL_S,
     receipt_upon_entry=False,
 )
 LONG_S = 2.5 * TTL_S
@@ -192,10 +193,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     "one node lies for a moment": tuple(
         plan
         for at_s in (11.0, 13.0, 15.0)
-        for slot in (0, 1)
-        for plan in _plan(
-            Fault("nonce_lies", at_s=at_s, slot=slot, length_s=3.0, size=3, flavour="high"), requests=12
-        )
+        for plan in _plan(Fault("nonce_lies", at_s=at_s, length_s=3.0, size=3, flavour="high"), requests=12)
     ),
     "hints get lost": _plan(Fault("hints_lost", at_s=0.2, length_s=30.0)),
     "people cancel": _plan(

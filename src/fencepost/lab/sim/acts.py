@@ -8,7 +8,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Final
 
 from fencepost.domain.ids import Signer, TxHash
-from fencepost.domain.states import CursorState, State
+from fencepost.domain.states import LIVE, CursorState, State
 from fencepost.lab.sim import failing_over
 from fencepost.lab.sim.plan import Fault
 from fencepost.lab.sim.weather import EVERYWHERE
@@ -60,7 +60,7 @@ def _nonce_lies(world: World, fault: Fault) -> bool:
     if fault.flavour == "high" and not world.plan.setup.strict and world.records.counts[fault.kind]:
         return False  # two lies at the right moments are a truth to whoever looks twice
     by = fault.size if fault.flavour == "high" else -fault.size
-    world.weather.begin(fault.kind, fault.slot, length_s=fault.length_s, size=by)
+    world.weather.begin(fault.kind, EVERYWHERE, length_s=fault.length_s, size=by)  # all ask the same one
     return True
 
 
@@ -144,8 +144,13 @@ def _fork_unwatched(world: World, fault: Fault) -> bool:
     """Everybody is down while the chain forks."""
     for slot in range(len(world.slots)):
         world.kill(slot, start_again_in_s=fault.length_s)
-    world.loop.call_later(fault.length_s / 2, _reorg, world, fault, context=OUTSIDE)
+    world.loop.call_later(fault.length_s / 2, _fork_meanwhile, world, fault, context=OUTSIDE)
     return True
+
+
+def _fork_meanwhile(world: World, fault: Fault) -> None:
+    if world.faults_go_on:
+        _reorg(world, fault)
 
 
 def _fork(world: World, fault: Fault, depth: int) -> None:
@@ -189,9 +194,10 @@ def _remember(world: World, tx_hash: TxHash) -> None:
 
 async def _ask(world: World, fault: Fault) -> None:
     """A wish about one request or its signer; what it stops is let go on later."""
-    tx_id = world.by_number.get(fault.size)
-    if tx_id is None or world.weather.has("disk_full"):
+    open_ = [tx_id for tx_id in world.by_number.values() if world.database.txs[tx_id].state in LIVE]
+    if not open_ or world.weather.has("disk_full"):
         return
+    tx_id = open_[fault.size % len(open_)]
     signer = world.database.txs[tx_id].signer
     world.records.struck("asked", "person", fault.flavour, fault.size)
     if fault.flavour == "unprotect":

@@ -51,9 +51,10 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class CallCounter:
-    """Of one slot, whichever process runs there: which fault is due at this call."""
+    """Of one slot, whichever process runs there: which fault is due at this call, as one of its own or of anybody's."""
 
     faults: Sequence[Fault]
+    anybody: CallCounter | None = None
     _counts: Counter[str] = field(default_factory=Counter)
     _due: dict[tuple[str, int], list[Fault]] = field(init=False)
 
@@ -63,20 +64,27 @@ class CallCounter:
             self._due[fault.call, fault.nth].append(fault)
 
     def next(self, call: str) -> Fault | None:
+        theirs = None if self.anybody is None else self.anybody.next(call)
+        if not self._due:
+            return theirs
         for name in (call, "any"):
             self._counts[name] += 1
             due = self._due.get((name, self._counts[name]))
             if due:
                 return due[0]
-        return None
+        return theirs
 
     def refusal(self) -> Fault | None:
         """What the node will say to the send that comes next, if that is planned."""
         due = self._due.get(("send", self._counts["send"] + 1), ())
-        return next((fault for fault in due if fault.kind in ("send_refused", "refused_but_taken")), None)
+        for fault in due:
+            if fault.kind in ("send_refused", "refused_but_taken"):
+                return fault
+        return None if self.anybody is None else self.anybody.refusal()
 
     def end(self) -> None:
         self._due.clear()
+        self.anybody = None
 
 
 @dataclass(slots=True)
@@ -97,34 +105,46 @@ class Gate:
     ) -> Any:
         """`failure` is what the caller sees when there is no answer."""
         fault = self.counter.next(name)
-        kind = "" if fault is None else fault.kind
         self.records.say(self.process.name, name)
-        await self._take_time(kind, fault)
-        if kind in ("db_refused", "rpc_refused", "key_failure"):
-            self._struck(fault, name)
-            raise failure()
-        answer = await effect()
-        if self.process.is_gone:
-            raise asyncio.CancelledError
-        if kind in ("db_answer_lost", "rpc_answer_lost"):
-            self._struck(fault, name)
-            raise failure()
-        if kind in ("crash_after", "pause_after") and fault is not None:
-            await self._stop(fault, name)
+        self._must_live()
+        if fault is None:
+            await asyncio.sleep(self._delay_s())
+            self._must_live()
+            answer = await effect()
+            self._must_live()
+        else:
+            answer = await self._through_fault(name, fault, effect, failure)
         if self.rng.random() < LATE_ANSWERS:
             await asyncio.sleep(self._delay_s())
             self._must_live()
         return answer
 
-    async def _take_time(self, kind: str, fault: Fault | None) -> None:
-        self._must_live()
-        if fault is not None and kind in ("crash_before", "pause_before"):
+    async def _through_fault(
+        self,
+        name: str,
+        fault: Fault,
+        effect: Callable[[], Awaitable[Any]],
+        failure: Callable[[], BaseException],
+    ) -> Any:
+        kind = fault.kind
+        if kind in ("crash_before", "pause_before"):
             await self._stop(fault, "")
         await asyncio.sleep(self._delay_s())
-        if fault is not None and kind == "slow_call":
-            self._struck(fault, "")
+        if kind == "slow_call":
+            self.records.struck(kind, self.process.name, "")
             await asyncio.sleep(fault.length_s)
         self._must_live()
+        if kind in ("db_refused", "rpc_refused", "key_failure"):
+            self.records.struck(kind, self.process.name, name)
+            raise failure()
+        answer = await effect()
+        self._must_live()
+        if kind in ("db_answer_lost", "rpc_answer_lost"):
+            self.records.struck(kind, self.process.name, name)
+            raise failure()
+        if kind in ("crash_after", "pause_after"):
+            await self._stop(fault, name)
+        return answer
 
     def weather_of(self, kind: str) -> int:
         return self.weather.strength(kind, self.slot)
@@ -136,12 +156,8 @@ class Gate:
         if self.process.is_gone:
             raise asyncio.CancelledError
 
-    def _struck(self, fault: Fault | None, name: str) -> None:
-        assert fault is not None  # noqa: S101 - a kind comes with its fault
-        self.records.struck(fault.kind, self.process.name, name)
-
     async def _stop(self, fault: Fault, name: str) -> None:
-        self._struck(fault, name)
+        self.records.struck(fault.kind, self.process.name, name)
         if fault.kind.startswith("crash"):
             self.host.kill(self.slot, start_again_in_s=fault.length_s)
             await self.loop.create_future()  # nothing comes after this but the end

@@ -82,34 +82,39 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)  # noqa: SLF001 - the documented way for those who write loops
         try:
             task: asyncio.Task[T] = self.create_task(main)
-            while not task.done():
-                self._turn()
+            self._turn_until(task)
             return task.result()
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001 - as above
 
-    def _turn(self) -> None:
-        if not self._ready:
-            self._jump()
-        callback = self._ready.popleft()
-        process = callback.process
-        if process is not None and process.is_paused:
-            process.parked.append(callback)
-        elif not callback.is_cancelled:
-            self.callbacks += 1
-            if self.callbacks > MOST_CALLBACKS:
-                raise Runaway(f"more than {MOST_CALLBACKS} callbacks")
-            try:
-                callback.context.run(callback.callback, *callback.args)
-            except Exception as error:  # noqa: BLE001 - a callback's error is the loop's to report
-                self.failures.append({"message": "a callback failed", "exception": error})
+    def _turn_until(self, task: asyncio.Task[Any]) -> None:
+        """Everything that a run does passes through here, a callback at a time."""
+        ready = self._ready
+        while not task.done():
+            if not ready:
+                self._jump()
+            callback = ready.popleft()
+            process = callback.process
+            if process is not None and process.is_paused:
+                process.parked.append(callback)
+            elif not callback.is_cancelled:
+                self.callbacks += 1
+                if self.callbacks > MOST_CALLBACKS:
+                    raise Runaway(f"more than {MOST_CALLBACKS} callbacks")
+                try:
+                    callback.context.run(callback.callback, *callback.args)
+                except Exception as error:  # noqa: BLE001 - a callback's error is the loop's to report
+                    self.failures.append({"message": "a callback failed", "exception": error})
 
     def _jump(self) -> None:
-        if not self._timers:
-            raise Runaway("nothing is ready and no timer is set")
-        when, _, callback = heapq.heappop(self._timers)
-        self._now_s = max(self._now_s, when + LATE_S)
-        self._ready.append(callback)
+        """To the next timer that anybody still wants."""
+        while self._timers:
+            when, _, callback = heapq.heappop(self._timers)
+            if not callback.is_cancelled:
+                self._now_s = max(self._now_s, when + LATE_S)
+                self._ready.append(callback)
+                return
+        raise Runaway("nothing is ready and no timer is set")
 
     def resume(self, process: Process) -> None:
         process.is_paused = False

@@ -17,6 +17,9 @@ from fencepost.domain.send import SendCategory
 TTL_S: Final = 10.0
 SKEW_S: Final = 1.0
 
+# A fault at the n-th call of any node, not of a certain one.
+ANYBODY: Final = -1
+
 # Where a node can be caught: weighted towards the calls that matter.
 _LEDGER_CALLS: Final = (
     *("commit",) * 10,
@@ -82,13 +85,13 @@ AT_TIME: Final[Mapping[str, int]] = {
     "rpc_down": 3,
     "rpc_flaky": 3,
     "nonce_lags": 2,
-    "nonce_lies": 2,
+    "nonce_lies": 4,
     "endpoint_lags": 3,
     "receipts_withheld": 2,
     "evicted": 4,
     "fee_spike": 2,
     "reorg": 6,
-    "fork_unwatched": 2,
+    "fork_unwatched": 5,
     "stranger": 1,
     "clock_jump": 3,
     "restart": 3,
@@ -96,12 +99,23 @@ AT_TIME: Final[Mapping[str, int]] = {
     "killed": 3,
     "hand_over": 1,
     "history_changed": 1,
-    "no_blocks": 1,
+    "no_blocks": 2,
     "hints_lost": 2,
     "accept_answer_lost": 3,
     "asked": 5,
 }
 KINDS: Final = (*AT_CALL, *AT_TIME)
+
+# What tends to spoil the same thing, and is worse together than each alone. Most runs have one of these themes.
+THEMES: Final = (
+    ("pause_before", "pause_after", "slow_call", "db_waits", "clock_jump", "restart"),  # owners that were
+    ("crash_before", "crash_after", "killed", "hand_over", "db_answer_lost", "hints_lost"),  # take-overs
+    ("fail_over", "db_restart", "fee_spike", "nonce_lags", "evicted", "killed"),  # a database that forgets
+    ("fork_unwatched", "reorg", "killed", "endpoint_lags", "restart", "no_blocks"),  # a chain that forgets
+    ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags"),  # who is to be believed
+    ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "evicted", "fee_spike"),  # sends
+    ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),  # people
+)
 
 _WISHES: Final = ("cancel", "bump", "suspend", "resubmit", "pause", "protect", "unprotect")
 _REORGS: Final = ("dropped", "pooled", "included", "included", "partly", "replaced")
@@ -121,6 +135,7 @@ class Setup:
     idle_release_s: float
     same_names: bool
     chain_query_off: bool
+    state_timeout_s: float
     receipt_upon_entry: bool
 
 
@@ -152,7 +167,8 @@ class Fault:
             f"size {self.size}" if self.size else "",
             self.flavour,
         ]
-        return f"{self.kind} (n{self.slot}) {where} {' '.join(part for part in more if part)}".rstrip()
+        whose = "anybody" if self.slot == ANYBODY else f"n{self.slot}"
+        return f"{self.kind} ({whose}) {where} {' '.join(part for part in more if part)}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +183,37 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     rng = random.Random(f"plan {seed}")
     setup = _setup(rng)
-    length_s = rng.choice((20.0, 35.0, 50.0))
-    requests = tuple(
+    length_s = rng.choice((16.0, 28.0, 40.0))
+    requests = _requests(rng, setup, length_s)
+    kinds = _kinds(rng)
+    busy_s = [min(asked.at_s + rng.uniform(-0.5, 4.0), length_s) for asked in requests]
+    moments = [*busy_s, *(rng.uniform(1.0, length_s) for _ in busy_s)]
+    faults = [_fault(rng, rng.choice(kinds), setup, rng.choice(moments)) for _ in range(rng.randint(2, 10))]
+    return Plan(seed, setup, requests, tuple(faults), length_s)
+
+
+def _kinds(rng: random.Random) -> list[str]:
+    """Few a run, several of each: what goes wrong together is what a mean over all kinds would hide."""
+    theme = rng.choice((*THEMES, None))
+    if theme is not None:
+        return rng.sample(theme, rng.randint(1, 3))
+    weights = {**AT_CALL, **AT_TIME}
+    return rng.choices(list(weights), list(weights.values()), k=rng.randint(1, 5))
+
+
+def _requests(rng: random.Random, setup: Setup, length_s: float) -> tuple[Asked, ...]:
+    """One now and then, or many at once; in some runs functions ask, too."""
+    moments = [rng.uniform(0.5, length_s * 0.8) for _ in range(rng.choice((2, 3, 12, 12)))]
+    share_by_handlers = rng.choice((0.0, 0.0, 0.4))
+    return tuple(
         Asked(
             number=number,
-            at_s=rng.uniform(0.5, length_s * 0.8),
+            at_s=rng.choice(moments),
             signer=rng.randrange(setup.signers),
-            by_handler=_chance(rng, 0.06),
+            by_handler=_chance(rng, share_by_handlers),
         )
         for number in range(1, rng.randint(3, 12) + 1)
     )
-    # Few kinds a run, several of each: what goes wrong together is what a mean over all kinds would hide.
-    weights = {**AT_CALL, **AT_TIME}
-    kinds = rng.choices(list(weights), list(weights.values()), k=rng.randint(1, 5))
-    faults = [_fault(rng, rng.choice(kinds), setup, length_s) for _ in range(rng.randint(1, 9))]
-    return Plan(seed, setup, requests, tuple(faults), length_s)
 
 
 def _chance(rng: random.Random, share: float) -> bool:
@@ -189,12 +221,12 @@ def _chance(rng: random.Random, share: float) -> bool:
 
 
 def _setup(rng: random.Random) -> Setup:
-    strict = _chance(rng, 0.5)
+    strict = _chance(rng, 0.4)
     return Setup(
         nodes=rng.choice((2, 2, 2, 3, 3, 4)),
         signers=rng.choice((1, 1, 2, 2, 3)),
         strict=strict,
-        required=rng.choice((0, 1, 1, 2, 3)),
+        required=rng.choice((0, 0, 1, 1, 2, 3)),
         block_s=rng.choice((1.0, 2.0, 3.0)),
         resubmit_s=rng.choice((4.0, 8.0, 15.0)),
         stale_s=rng.choice((6.0, 12.0)),
@@ -203,15 +235,16 @@ def _setup(rng: random.Random) -> Setup:
         idle_release_s=rng.choice((3.0, 8.0, 30.0)),
         same_names=_chance(rng, 0.15),
         chain_query_off=_chance(rng, 0.2),
+        state_timeout_s=rng.choice((1.0, TTL_S)),
         receipt_upon_entry=_chance(rng, 0.2),
     )
 
 
-def _fault(rng: random.Random, kind: str, setup: Setup, length_s: float) -> Fault:
+def _fault(rng: random.Random, kind: str, setup: Setup, at_s: float) -> Fault:
     slot = rng.randrange(setup.nodes)
     if kind in AT_CALL:
-        return _at_call(rng, kind, slot)
-    fault = Fault(kind, at_s=rng.uniform(1.0, length_s), slot=slot)
+        return _at_call(rng, kind, rng.choice((slot, ANYBODY)))
+    fault = Fault(kind, at_s=max(0.0, at_s), slot=slot)
     return _detailed(rng, fault, setup)
 
 
@@ -223,16 +256,19 @@ def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
     elif kind.startswith("rpc_"):
         calls = _CHAIN_CALLS
     elif kind == "send_refused":
-        calls, flavour = ("send",), rng.choice((*_REFUSALS, MIXED, MIXED))
+        calls, flavour = (
+            ("send",),
+            rng.choice((*_REFUSALS, SendCategory.FATAL, SendCategory.FATAL, *(MIXED,) * 5)),
+        )
     elif kind == "refused_but_taken":
         calls, flavour = ("send",), rng.choice(_LIES_ABOUT_SENDS).value
     elif kind == "key_failure":
         calls = ("sign",)
     call = rng.choice(calls)
-    nth = rng.randint(1, 120) if call == "any" else rng.randint(1, 12)
+    nth = rng.randint(1, 120) if call == "any" else 1 + int(rng.expovariate(0.25))
     length_s = 0.0
     if kind.startswith("pause"):
-        length_s = rng.uniform(0.2, 3.0) * TTL_S
+        length_s = rng.choice((rng.uniform(0.2, 1.0), rng.uniform(1.0, 3.0))) * TTL_S
     elif kind.startswith("crash"):
         length_s = rng.uniform(0.1, 1.5) * TTL_S  # until it is started again
     elif kind == "slow_call":
@@ -253,8 +289,13 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
             flavour = rng.choice(("low", "high"))
         case "evicted" | "endpoint_lags":
             size = rng.randint(1, 5)
-        case "reorg" | "fork_unwatched":
-            size, flavour = rng.randint(1, setup.required + 2), rng.choice(_REORGS)
+        case "fork_unwatched":  # blocks come while nobody looks
+            size, flavour = setup.required + rng.randint(1, 6), rng.choice(_REORGS)
+        case "reorg":
+            size, flavour = (
+                rng.randint(rng.randint(1, setup.required + 1), setup.required + 2),
+                rng.choice(_REORGS),
+            )
         case "stranger":
             size, flavour = rng.randrange(setup.signers), rng.choice(("next", "instead"))
         case "asked":

@@ -27,7 +27,7 @@ from fencepost.lab.sim.gate import CallCounter, SimClock
 from fencepost.lab.sim.keys import SimKeys, decode
 from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
 from fencepost.lab.sim.loop import Process, SimLoop
-from fencepost.lab.sim.plan import AT_CALL, TTL_S, Asked, Fault, Plan
+from fencepost.lab.sim.plan import ANYBODY, AT_CALL, Asked, Fault, Plan
 from fencepost.lab.sim.records import Records
 from fencepost.lab.sim.slots import Slot
 from fencepost.lab.sim.weather import Weather
@@ -79,12 +79,13 @@ class World:
         self.accepting = Accept(
             FakeLedger(self.database, node="door"), cast("KeyPort", keys), frozenset({CHAIN_ID}), self.hint
         )
-        self.slots = [self._slot(number, keys) for number in range(setup.nodes)]
+        anybody = CallCounter([f for f in plan.faults if f.kind in AT_CALL and f.slot == ANYBODY])
+        self.slots = [self._slot(number, keys, anybody) for number in range(setup.nodes)]
         self.lost_answers = {fault.size for fault in plan.faults if fault.kind == "accept_answer_lost"}
 
-    def _slot(self, number: int, keys: SimKeys) -> Slot:
+    def _slot(self, number: int, keys: SimKeys, anybody: CallCounter) -> Slot:
         setup = self.plan.setup
-        faults = [fault for fault in self.plan.faults if fault.kind in AT_CALL and fault.slot == number]
+        at_call = [fault for fault in self.plan.faults if fault.kind in AT_CALL]
         return Slot(
             number=number,
             name="same" if setup.same_names else f"n{number}",
@@ -92,7 +93,7 @@ class World:
             policy=_policy(self.plan),
             loop=self.loop,
             rng=random.Random(f"slot {number} {self.plan.seed}"),
-            counter=CallCounter(faults),
+            counter=CallCounter([fault for fault in at_call if fault.slot == number], anybody),
             weather=self.weather,
             host=self,
             records=self.records,
@@ -294,7 +295,7 @@ def _policy(plan: Plan) -> Policy:
         strict=setup.strict,
         max_in_flight=setup.max_in_flight,
         chain_query="off" if setup.chain_query_off else "pending",
-        state_timeout_s=TTL_S,
+        state_timeout_s=setup.state_timeout_s,
         resubmit_interval_s=setup.resubmit_s,
         required=setup.required,
         stale_receipt_timeout_s=setup.stale_s,
