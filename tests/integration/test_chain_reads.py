@@ -40,6 +40,45 @@ async def opened() -> AsyncIterator[Opened]:
     await made.close()
 
 
+# A head and its block.
+
+
+def block(number: int, *hashes: str) -> dict[str, object]:
+    return {
+        "number": hex(number),
+        "hash": f"0x{number:064x}",
+        "parentHash": f"0x{number - 1:064x}",
+        "timestamp": "0x1",
+        "transactions": list(hashes),
+    }
+
+
+async def test_the_block_of_the_head_is_not_asked_for_twice(node: Node, opened: Opened) -> None:
+    node.methods["eth_getBlockByNumber"] = lambda tag, _whole: (
+        block(7, tx(1).hash) if tag in ("latest", "0x7") else None
+    )
+    chain = opened.chain(node)
+    head = await chain.head()
+    found = await chain.block(7)
+    assert found is not None
+    assert (found.header, found.tx_hashes) == (head, (tx(1).hash,))
+    assert len(node.bodies) == 1
+    assert await chain.block(7) == found  # whoever reads it later wants what stands there then
+    assert len(node.bodies) == 2
+
+
+async def test_a_head_seen_some_time_ago_or_another_block_is_asked_for(node: Node, opened: Opened) -> None:
+    node.methods["eth_getBlockByNumber"] = lambda tag, _whole: block(6 if tag == "0x6" else 7)
+    chain = opened.chain(node)
+    await chain.head()
+    assert (found := await chain.block(6)) is not None
+    assert found.header.number == 6
+    await chain.head()
+    opened.now_s += 1
+    await chain.block(7)
+    assert node.asked == ["eth_getBlockByNumber"] * 4
+
+
 # Reads over several endpoints.
 
 

@@ -40,6 +40,7 @@ from fencepost.errors import (
 )
 
 _PARALLEL: Final = 4  # requests under way of one kind; more gain nothing where it was measured
+_HEAD_SERVES_S: Final = 0.1  # how long the head's own answer is its block, if that is what is asked for next
 _METHOD_NOT_FOUND: Final = -32601
 # What only reads may be asked of a second node when the first is silent.
 _READS: Final = (
@@ -67,6 +68,10 @@ class EvmChain(Chain):
     ) -> None:
         self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
         self._patterns = tuple(patterns)
+        self._clock = clock
+        self._newest: tuple[float, int, object] | None = (
+            None  # when it was seen, its number, and the head's block
+        )
         self._quotes = Quotes(lambda: self._endpoints.read(quote), clock)
         self._sending = Together(self._send, most=BATCH_MAX, parallel=_PARALLEL)
         self._looking_up = Together(self._receipts, most=BATCH_MAX, parallel=_PARALLEL)
@@ -209,21 +214,28 @@ class EvmChain(Chain):
         return [any(known) for known in zip(*everywhere, strict=True)]
 
     async def head(self, tag: BlockTag = "latest") -> Header:
-        async def ask(endpoint: Endpoint) -> Header:
+        async def ask(endpoint: Endpoint) -> tuple[Header, object]:
             said = await endpoint.rpc.call("eth_getBlockByNumber", [tag, False])
             if said is None:
                 raise RpcRefused(f"the node has no {tag} block yet")
-            return answers.header(said)
+            return answers.header(said), said
 
         if tag != "latest":
-            return await self._endpoints.read(ask)
+            return (await self._endpoints.read(ask))[0]
         # All are asked, because this is where their order comes from.
         heads = dict(answers_of(await self._endpoints.ask_all(ask)))
-        for endpoint, header in heads.items():
+        for endpoint, (header, _) in heads.items():
             endpoint.head = header.number
-        return heads[self._endpoints.best_first(list(heads))[0]]
+        header, said = heads[self._endpoints.best_first(list(heads))[0]]
+        self._newest = (self._clock(), header.number, said)
+        return header
 
     async def block(self, number: int) -> Block | None:
+        """The block that `head` has just seen isn't asked for again: who sees a new head wants its block next."""
+        newest, self._newest = self._newest, None
+        if newest is not None and newest[1] == number and self._clock() - newest[0] < _HEAD_SERVES_S:
+            return answers.block(newest[2])
+
         async def ask(endpoint: Endpoint) -> Block | None:
             said = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), False])
             return None if said is None else answers.block(said)
