@@ -24,7 +24,7 @@ from fencepost.cli.processes import MOST_PROCESSES, Orders, orders_of, processes
 from fencepost.cli.tables import console
 from fencepost.dev.surroundings import Surroundings, surroundings
 from fencepost.errors import FencepostError, SettingError
-from fencepost.runtime import logs
+from fencepost.runtime import garbage, logs
 from fencepost.serving import bind, serve, url_of
 from fencepost.settings import Loaded, Settings
 from fencepost.wiring import Running, node_name, open_node
@@ -86,6 +86,7 @@ async def _node(
             yield
 
     async with open_node(settings, dsn=dsn, more_private_keys=private_keys, url=url, door=door) as running:
+        garbage.settle()
         yield running.node.name
 
 
