@@ -115,7 +115,22 @@ async def _reorg(stage: Stage, chance: random.Random, kind: str, choose: Choose)
         except RpcError as error:
             stage.notes[f"reorg refused: {str(error)[:60]}"] += 1
             return None
+        await _put_in_anew(rpc)
     return Happened(time.time(), kind, "chain", detail=f"depth {depth}, {len(pairs)} included")
+
+
+async def _put_in_anew(rpc: JsonRpc) -> None:
+    """What waits in the pool is judged again by the new chain, as real nodes do it.
+
+    Anvil does not: a transaction that waited for one which the reorg has brought would wait for ever, and the same bytes
+    would be refused as known.
+    """
+    content = await rpc.call("txpool_content")
+    waiting = [tx for part in content.values() for txs in part.values() for tx in txs.values()]
+    waiting.sort(key=lambda tx: int(tx["nonce"], 16))
+    found = await rpc.batch([("eth_getRawTransactionByHash", [tx["hash"]]) for tx in waiting])
+    await rpc.call("anvil_dropAllTransactions")
+    await rpc.batch([("eth_sendRawTransaction", [raw]) for raw in found if isinstance(raw, str)])
 
 
 async def _the_same(rpc: JsonRpc, tx: dict[str, Any]) -> str | None:
