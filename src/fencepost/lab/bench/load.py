@@ -63,7 +63,10 @@ def post(url: str, path: str, body: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time: `ask` sends it, `on_answer` hears how it ended, `on_lost` that nothing more will."""
+    """One request at a time: `ask` sends it, `on_answer` hears how it ended, `on_lost` that it never will.
+
+    A server closes connections that are idle for long: those are just not used again.
+    """
 
     def __init__(
         self, on_answer: Callable[[_Connection, Answer], None], on_lost: Callable[[Exception | None], None]
@@ -73,6 +76,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._index = -1
         self._asked_s = 0.0
+        self._is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -80,7 +84,12 @@ class _Connection(asyncio.Protocol):
     def ask(self, index: int, request: bytes) -> None:
         self._index = index
         self._asked_s = time.monotonic()
+        self._is_waiting = True
         self._transport.write(request)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
 
     def close(self) -> None:
         self._transport.close()
@@ -95,11 +104,13 @@ class _Connection(asyncio.Protocol):
         if len(self._buffer) < head_end + len(_HEAD_END) + length:
             return
         self._buffer = b""
+        self._is_waiting = False
         status = int(head.split(b" ", 2)[1])
         self._on_answer(self, Answer(self._index, status, self._asked_s, time.monotonic()))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost(exc)
+        if self._is_waiting:
+            self._on_lost(exc)
 
 
 class _Run:
@@ -168,6 +179,7 @@ async def pace(url: str, requests: Sequence[bytes], *, rate: float) -> list[Answ
     try:
         for index, request in enumerate(requests):
             await asyncio.sleep(max(0.0, began_s + index / rate - time.monotonic()))
+            free = [connection for connection in free if connection.is_open]
             if not free:
                 fresh = await run.connect(url, 1, answered)
                 opened += fresh

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from fencepost.errors import Unready
+from fencepost.errors import FencepostError
 from fencepost.lab.bench import end_to_end, responsiveness, scale, throughput
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.stage import Stage, open_stage
@@ -52,6 +52,6 @@ async def run(
                     on_figures(await FIGURES[name](stage))
             except TimeoutError:
                 on_failure(name, f"not measured within {_LIMIT_S[quick]} s")
-            except Unready as error:
+            except (FencepostError, OSError) as error:
                 on_failure(name, str(error))
     return facts
