@@ -36,7 +36,8 @@ What to know before you choose:
 - **redis_full, when a process can't reach Redis** — it must not give from PostgreSQL what others give from Redis. So it
   turns the signer away from Redis for everybody, in the signer's row: all others hear of it within half a second, write
   down what Redis has, and from one second on all give by row lock, until two to four seconds after the last call
-  that had no Redis. What remains is the same window: a nonce that was given from Redis by a process that then died or lost
+  that had no Redis. The price: without PostgreSQL, too, nothing is given from half a second on, because nobody could
+  be heard. What remains is the same window: a nonce that was given from Redis by a process that then died or lost
   PostgreSQL too before anybody wrote it down. Keep `nonce_service.tend_interval` short, and the same in all processes.
 """
 

@@ -6,7 +6,8 @@ reach Redis. When Redis is back, what it still has is written down first, then i
 
 Strong: the highest rate that any process may have for any signer, and no wait for a commit. A process that dies loses
 nothing: what is not written yet stands in Redis, and others write it down.
-Weak: turning from Redis to row locks takes all processes about a second, in which nothing is given.
+Weak: turning from Redis to row locks takes all processes about a second, in which nothing is given. And nothing is given
+while PostgreSQL can't be asked whether Redis speaks.
 Window of loss: what Redis acknowledged and PostgreSQL does not have yet, which is what was given since the last
 `tend_once`. If Redis loses that (killed without a log, or failed over to a replica that had not heard of it), other
 processes give those nonces a second time; the one that gave them remembers how far it went. Marks of the lost holds find
