@@ -65,7 +65,7 @@ class Plan:
     victims: int = 3  # strict, and a stranger uses their keys
     required_depth: int = 2
     block_time_s: float = 0.25
-    lease_s: float = 2.0
+    lease_s: float = 3.0
     quiet_within_s: float = 60.0
     strict_per_s: float = 0.4  # requests a second and signer
     pipelined_per_s: float = 12.0

@@ -28,7 +28,7 @@ _NOT_SHOWN = """\
 
 - Everything runs on one machine: wires between machines fail in more ways than a proxy on the loopback can.
 - The chain is Anvil, whose pool and reorgs are simpler than those of a real network. Blocks come every 0.25 s, and
-  leases last 2 s, so that much happens in little time.
+  leases last 3 s, so that much happens in little time.
 - The disk is never really full, and no sector is lost: PostgreSQL's promises about what was synced are taken as given.
 - A fail-over that lost commits is not among the faults of the chaos run, because nothing can keep what is no longer
   stored. What nodes do then is shown in `tests/acceptance/test_database_trouble.py`.
