@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 MOST_LANES_A_COMMIT = 64
 MOST_REQUESTS_A_COMMIT = 500
-PARALLEL_COMMITS = 3
+# Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
+PARALLEL_COMMITS = 2
 PARALLEL_ACCEPTS = 2
 
 
