@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import QUICK, Bench, BenchNode
-from fencepost.application.reconcile import RECENT
+from fencepost.application.reconcile import MOST_REOPENED, RECENT
 from fencepost.domain.states import State
 
 
@@ -71,3 +71,24 @@ async def test_one_that_a_person_holds_back_does_not_hide_what_ended_above_it(be
     await after.turn()
     assert [bench.events(tx_id).count("Fork") for tx_id in undone] == [1, 1]
     assert {bench.state(tx_id) for tx_id in standing} == {State.CONFIRMED}
+
+
+@pytest.mark.parametrize("is_included_again", [False, True])
+async def test_more_than_one_look_holds_is_opened_again_to_the_last(
+    bench: Bench, *, is_included_again: bool
+) -> None:
+    wide = replace(QUICK, max_in_flight=256)
+    before = bench.node(wide, name="before")
+    standing = await ended(bench, before, 3)
+    height = bench.chain.height
+    undone: list[UUID] = []
+    while len(undone) <= MOST_REOPENED + RECENT:
+        undone += await ended(bench, before, 250)
+    await before.release()
+
+    hashes = [bench.tx(tx_id).latest.signed.hash for tx_id in undone] if is_included_again else []
+    bench.chain.reorg(bench.chain.height - height, keep=hashes)
+    after = bench.node(wide, name="after")
+    await after.turn()
+    assert [bench.events(tx_id).count("Fork") for tx_id in undone] == [1] * len(undone)
+    assert [bench.events(tx_id).count("Fork") for tx_id in standing] == [0] * len(standing)

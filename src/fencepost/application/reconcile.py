@@ -19,7 +19,7 @@ from fencepost.domain.lease import same_history
 from fencepost.domain.managed import ManagedTx
 from fencepost.errors import RpcError, RpcUnavailable
 
-# How many ended transactions are looked at when the chain lies below them.
+# How many ended transactions are looked at together when a fork may have undone them.
 MOST_REOPENED = 512
 
 # A take-over looks at this many of the newest ended ones, because a fork may have happened while nobody watched.
@@ -70,15 +70,40 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
 
 
 async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
+    """All at the chain's nonce and above; and below it as far down as they are undone.
+
+    Blocks rise with nonces: where one still stands, everything below it does. If even the lowest that was looked at is
+    undone, more may be, and the next look takes in more.
+    """
     reach = MOST_REOPENED if latest is None else RECENT
     if latest is None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
-    undone, is_all = await _undone_within(lane, cursor, latest, reach)
-    while not is_all and reach < MOST_REOPENED:
+    lowest = _lowest_of_ended(lane, cursor, min(latest, cursor.next_nonce), reach)
+    count, is_lowest_undone = await _reopen_between(lane, lowest, cursor.next_nonce, latest)
+    while is_lowest_undone and lowest > cursor.start_nonce:
         reach = min(MOST_REOPENED, 4 * reach)
-        undone, is_all = await _undone_within(lane, cursor, latest, reach)
-    if not undone:
-        return 0
+        stop, lowest = lowest, _lowest_of_ended(lane, cursor, lowest, reach)
+        more, is_lowest_undone = await _reopen_between(lane, lowest, stop, latest)
+        count += more
+    return count
+
+
+async def _reopen_between(lane: Lane, lowest: int, stop: int, latest: int) -> tuple[int, bool]:
+    """How many are open again, and whether the lowest is one of them. A page at a time, upwards."""
+    count, is_lowest_undone, from_nonce = 0, None, lowest
+    while from_nonce < stop:
+        ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
+        mined = [tx for tx in ended if tx.mined is not None and tx.held_nonce() < stop]
+        undone = [tx for tx in mined if await _is_undone(lane, tx, latest)]
+        if mined and is_lowest_undone is None:
+            is_lowest_undone = bool(undone) and undone[0] is mined[0]
+        if undone:
+            count += await _reopen(lane, undone)
+        from_nonce = ended[-1].held_nonce() + 1 if len(ended) == MOST_REOPENED else stop
+    return count, bool(is_lowest_undone)
+
+
+async def _reopen(lane: Lane, undone: list[ManagedTx]) -> int:
     lane.observer.note("reopened", signer=lane.signer, count=len(undone))
     due = partial(managed.orphaned, due_s=lane.clock.now_s())
     stored = await lane.commit([lane.change(tx, due) for tx in undone], op="reopen")
@@ -86,21 +111,9 @@ async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
     return len(stored)
 
 
-async def _undone_within(lane: Lane, cursor: Cursor, latest: int, reach: int) -> tuple[list[ManagedTx], bool]:
-    """Those among the newest `reach` that have ended, and whether that is all of them.
-
-    Blocks rise with nonces: where one still stands, everything below it does. If even the lowest is undone, more may be.
-    """
-    from_nonce = min(latest, _lowest_of_ended(lane, cursor, reach))
-    ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
-    mined = [tx for tx in ended if tx.mined is not None]
-    undone = [tx for tx in mined if await _is_undone(lane, tx, latest)]
-    return undone, not undone or undone[0] is not mined[0]
-
-
-def _lowest_of_ended(lane: Lane, cursor: Cursor, reach: int) -> int:
+def _lowest_of_ended(lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
     """What has ended are our nonces that are not in flight: a full window would hide them from a count by nonces."""
-    nonce, left = cursor.next_nonce, reach
+    nonce, left = below, reach
     while left > 0 and nonce > cursor.start_nonce:
         nonce -= 1
         left -= nonce not in lane.in_flight
