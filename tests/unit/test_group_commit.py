@@ -52,6 +52,13 @@ async def test_a_lone_caller_waits_for_nobody(disk: Disk) -> None:
     assert disk.batches == [[1]]
 
 
+async def test_who_comes_in_the_same_turn_shares_a_batch(disk: Disk) -> None:
+    disk.may_end.set()
+    group = GroupCommit(disk.flush, most_items=10, parallel=2)
+    assert await answers(submit_all(group, [1, 2, 3])) == ["done 1", "done 2", "done 3"]
+    assert disk.batches == [[1, 2, 3]]
+
+
 async def test_what_comes_while_a_batch_is_under_way_is_the_next_batch(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=10, parallel=1)
     first = submit_all(group, [1])
@@ -67,9 +74,9 @@ async def test_what_comes_while_a_batch_is_under_way_is_the_next_batch(disk: Dis
 async def test_batches_are_bounded_and_so_is_how_many_run_at_once(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=2, parallel=2)
     tasks = submit_all(group, range(7))
+    await disk.begun.wait()
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert disk.batches == [[0], [1]]  # each came to a free place; the rest waits
+    assert disk.batches == [[0, 1], [2, 3]]  # they came in one turn; there are two places, and the rest waits
     disk.may_end.set()
     assert await answers(tasks) == [f"done {item}" for item in range(7)]
     assert sorted(item for batch in disk.batches for item in batch) == list(range(7))
@@ -144,3 +151,14 @@ async def test_draining_waits_for_all_that_is_on_its_way(disk: Disk) -> None:
         await draining
     assert await answers(tasks) == ["done 1", "done 2", "done 3"]
     assert disk.batches == [[1], [2], [3]]
+
+
+async def test_draining_waits_for_what_came_just_now(disk: Disk) -> None:
+    disk.may_end.set()
+    group = GroupCommit(disk.flush, most_items=10, parallel=1)
+    (task,) = submit_all(group, [1])
+    await asyncio.sleep(0)  # it is in the batch, which has not begun
+    async with asyncio.timeout(PATIENCE_S):
+        await group.drain()
+    assert disk.batches == [[1]]
+    assert await answers([task]) == ["done 1"]

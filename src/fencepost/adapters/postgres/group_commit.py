@@ -1,7 +1,7 @@
 """Many callers, one statement: what arrives while a batch is on its way becomes the next batch.
 
-There is no fixed delay: a batch closes when the one before returns, so a lone caller waits for nobody and a crowd
-shares the cost of a commit. Each caller gets its own result; an error of the batch reaches everyone in it, because
+There is no fixed delay: a batch closes when the one before returns, or at the end of the loop's turn in which its first
+caller came. So a lone caller waits for nobody, and a crowd, which often comes in one turn, shares the cost of a commit. Each caller gets its own result; an error of the batch reaches everyone in it, because
 nobody can know what it did.
 """
 
@@ -29,14 +29,22 @@ class GroupCommit(Generic[Item, Result]):
         self._flush = flush
         self._most_items = most_items
         self._free = parallel
+        self._is_closing = False  # a batch will begin when this turn of the loop is over
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
     async def submit(self, item: Item) -> Result:
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future))
-        self._start()
+        if self._free and not self._is_closing:
+            self._is_closing = True
+            loop.call_soon(self._close)
         return await future
+
+    def _close(self) -> None:
+        self._is_closing = False
+        self._start()
 
     def _start(self) -> None:
         while self._free and self._waiting:
@@ -66,5 +74,5 @@ class GroupCommit(Generic[Item, Result]):
 
     async def drain(self) -> None:
         """Wait for what is on its way."""
-        while self._running:
-            await asyncio.wait(set(self._running))
+        while self._running or self._waiting:
+            await (asyncio.wait(set(self._running)) if self._running else asyncio.sleep(0))
