@@ -46,7 +46,7 @@ OURS = {"write": stage.write, "take_over": stage.take_over}
 
 async def _submit(key: Callable[[], str | None], on: Stage) -> None:
     ledger = await on.ledger(on.new)
-    await ledger.accept([replace(stage.new_request(1), request_id=key())])
+    await ledger.accept([stage.new_request(1)._replace(request_id=key())])
 
 
 async def _take_over_a_minute_ahead(on: Stage, owner: Owner) -> int | None:
@@ -295,7 +295,7 @@ async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
     term = await on.acquire(on.old)
     write = stage.allocation(tx, nonce=0, before=None, term=term)
     assert (await (await on.ledger(on.old)).commit(write)).applied
-    stale = write.changes[0].after  # it still has the version of before
+    stale = write.changes[0].after._replace(version=tx.version)  # the row has moved on since then
     step = managed.claimed(stale, due_s=1.0, resubmit=False)
     await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, step.tx, step.entries),)))
 

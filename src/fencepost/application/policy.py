@@ -96,12 +96,13 @@ class PolicyGuard:
 
     async def admit(self, requests: Sequence[Request]) -> list[Admission]:
         """One each. What is admitted has its part of the day's budget."""
-        return [await self._judge(request) for request in requests]
+        limits_of = (await self._all.get(None)).get
+        return [
+            ADMITTED if (limits := limits_of(request.signer)) is None else await self._judge(request, limits)
+            for request in requests
+        ]
 
-    async def _judge(self, request: Request) -> Admission:
-        limits = await self.limits_of(request.signer)
-        if limits is None:
-            return ADMITTED
+    async def _judge(self, request: Request, limits: Limits) -> Admission:
         reason = refusal(limits, request.intent.call)
         wei = request.intent.call.value_wei
         if reason is None:

@@ -125,8 +125,7 @@ class Move(NamedTuple):
 # ---- the ledger
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(NamedTuple):
     tx_id: UUID
     signer: Signer
     request_id: str | None
