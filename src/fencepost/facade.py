@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fencepost import settings as settings_module
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.application.accept import Request
 from fencepost.application.lane import Handler
+from fencepost.application.tx_ids import new_tx_id
 from fencepost.application.waiting import Milestone
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import Intent, ManagedTx
@@ -94,7 +95,7 @@ class Fencepost:
 
         If the handler fails after it saw the nonce, or gives a transaction with another one, a filler consumes it.
         """
-        tx_id = uuid4()
+        tx_id = new_tx_id()
         self.running.handlers[tx_id] = handler
         try:
             await self.running.accept.create_for_handler(

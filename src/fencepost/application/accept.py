@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fencepost.application.intake import Intake
 from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
+from fencepost.application.tx_ids import new_tx_id
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call, TxType
@@ -157,7 +158,7 @@ def _validate_intent(intent: Intent) -> None:
 def _new_request(request: Request) -> NewRequest:
     payload = to_payload(request.intent)
     return NewRequest(
-        tx_id=uuid4(),
+        tx_id=new_tx_id(),
         signer=request.signer,
         request_id=request.request_id,
         kind=Kind.INTENT,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from uuid import uuid4
 
 from fencepost.application import attempts
 from fencepost.application.lane import Lane
 from fencepost.application.ports import Cursor, TxChange
+from fencepost.application.tx_ids import new_tx_id
 from fencepost.domain import managed
 from fencepost.domain.managed import Intent, Kind, ManagedTx, Purpose
 from fencepost.domain.transaction import Call
@@ -47,7 +47,9 @@ async def fillers(lane: Lane, hole: Hole) -> list[TxChange]:
     fees = await attempts.quote(lane)
     gas = await attempts.filler_gas(lane)
     made = [
-        ManagedTx(uuid4(), lane.signer, seq=0, kind=Kind.FILLER, intent=Intent(Call(to=lane.signer.address)))
+        ManagedTx(
+            new_tx_id(), lane.signer, seq=0, kind=Kind.FILLER, intent=Intent(Call(to=lane.signer.address))
+        )
         for _ in hole.nonces
     ]
     wanted = [
