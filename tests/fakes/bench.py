@@ -18,6 +18,7 @@ from fencepost.application.accept import Accept, Request
 from fencepost.application.heads import ChainWatch
 from fencepost.application.lane import Handler, Lane, Policy, StuckDecision
 from fencepost.application.ports import Chain, KeyPort, Ledger
+from fencepost.application.sequence import LOOK_EVERY_S
 from fencepost.application.step import step
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
@@ -73,6 +74,14 @@ class BenchNode:
             self.node.hint(self.bench.signer)
             await self.node.seek_once()
             again_s = await step(self.lane)
+        return again_s
+
+    async def turn_for(self, seconds: float, *, every_s: float = LOOK_EVERY_S) -> float | None:
+        """Turn after turn while the clock goes on; what the last step answered."""
+        again_s: float | None = None
+        for _ in range(round(seconds / every_s)):
+            self.bench.clock.advance(every_s)
+            again_s = await self.turn()
         return again_s
 
     async def release(self) -> None:

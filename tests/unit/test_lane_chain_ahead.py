@@ -1,4 +1,4 @@
-"""A chain nonce above ours: it may be one endpoint that lies, so it takes two looks, and nothing new goes out between."""
+"""A chain nonce above ours: it may be one endpoint that lies, so it takes several looks, and nothing new goes out between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from fakes.bench import QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import Policy
-from fencepost.application.sequence import ADOPT_AFTER_S
+from fencepost.application.sequence import ADOPT_AFTER_S, LOOK_EVERY_S
 from fencepost.domain.ids import Address
 from fencepost.domain.states import State
 
@@ -66,12 +66,10 @@ async def test_a_lone_liar_costs_a_moment_and_no_nonce(bench: Bench, policy: Pol
     with lying(bench):
         again_s = await node.turn()
         assert bench.state(tx_id) is State.QUEUED
-        assert again_s == ADOPT_AFTER_S  # it comes back by itself
-        bench.clock.advance(ADOPT_AFTER_S / 2)
-        await node.turn(3)
+        assert again_s == LOOK_EVERY_S  # it comes back by itself
+        await node.turn_for(ADOPT_AFTER_S - LOOK_EVERY_S)
         assert bench.state(tx_id) is State.QUEUED
-    bench.clock.advance(ADOPT_AFTER_S / 2)
-    await node.turn()
+    await node.turn_for(LOOK_EVERY_S)
     assert not is_protected(node)
     assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 1)
     assert "AdoptChainNonce" not in bench.events()
@@ -84,8 +82,7 @@ async def test_a_pipelined_signer_adopts_what_the_last_look_showed(bench: Bench)
     await node.turn()
     assert bench.state(tx_id) is State.QUEUED
     use_key_elsewhere(bench)
-    bench.clock.advance(ADOPT_AFTER_S)
-    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S)
     assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 4)
 
 
@@ -95,20 +92,51 @@ async def test_another_reason_to_hold_nonces_back_does_not_shorten_the_wait(benc
     tx_id = await bench.request()
     await node.turn()
     node.lane.hold_allocation_until_s = bench.clock.now_s()
-    bench.clock.advance(ADOPT_AFTER_S - 0.1)
-    again_s = await node.turn()
+    again_s = await node.turn_for(ADOPT_AFTER_S - LOOK_EVERY_S)
     assert bench.state(tx_id) is State.QUEUED
-    assert again_s == pytest.approx(0.1)
+    assert again_s == LOOK_EVERY_S
 
 
-async def test_a_strict_signer_is_protected_by_the_second_look(bench: Bench) -> None:
+async def test_looks_that_follow_one_another_at_once_are_one(bench: Bench) -> None:
+    node = await begun(bench, WARY)
+    use_key_elsewhere(bench)
+    tx_id = await bench.request()
+    await node.turn(40)
+    assert bench.state(tx_id) is State.QUEUED
+
+
+@pytest.mark.parametrize("policy", [WARY, WARY_STRICT])
+async def test_a_clock_that_jumps_is_no_evidence(bench: Bench, policy: Policy) -> None:
+    node = await begun(bench, policy)
+    tx_id = await bench.request()
+    with lying(bench):
+        await node.turn()
+        bench.clock.advance(5.0)  # trusted as before, and much later
+        await node.turn()
+        await node.turn_for(ADOPT_AFTER_S / 2)
+        assert bench.state(tx_id) is State.QUEUED
+    await node.turn_for(LOOK_EVERY_S)
+    assert not is_protected(node)
+    assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 1)
+
+
+async def test_a_clock_that_is_set_back_holds_nothing_up(bench: Bench) -> None:
+    node = await begun(bench, WARY)
+    tx_id = await bench.request()
+    with lying(bench):
+        await node.turn()
+    node.lane.ahead_looked_s = bench.clock.now_s() + 60.0
+    await node.turn()
+    assert bench.state(tx_id) is State.SUBMITTED
+
+
+async def test_a_strict_signer_is_protected_when_it_stays_so(bench: Bench) -> None:
     node = await begun(bench, WARY_STRICT)
     use_key_elsewhere(bench)
     tx_id = await bench.request()
     await node.turn()
     assert not is_protected(node)
-    bench.clock.advance(ADOPT_AFTER_S)
-    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S)
     assert is_protected(node)
     assert (bench.state(tx_id), bench.sent_nonces()) == (State.QUEUED, [0])
 
@@ -120,9 +148,8 @@ async def test_a_take_over_protects_a_strict_signer_though_nobody_asks_for_a_non
     new = bench.node(STRICT, name="new")
     again_s = await new.turn()
     assert not is_protected(new)
-    assert again_s == ADOPT_AFTER_S
-    bench.clock.advance(again_s)
-    await new.turn()
+    assert again_s == LOOK_EVERY_S
+    await new.turn_for(ADOPT_AFTER_S)
     assert is_protected(new)
 
 
@@ -134,24 +161,21 @@ async def test_a_take_over_that_meets_a_liar_goes_on(bench: Bench) -> None:
     with lying(bench):
         await new.turn()
     assert bench.state(tx_id) is State.QUEUED
-    bench.clock.advance(ADOPT_AFTER_S)
-    await new.turn()
+    await new.turn_for(ADOPT_AFTER_S)
     assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 1)
 
 
 async def test_what_was_seen_before_an_alarm_does_not_count_after_it(bench: Bench) -> None:
-    """A person decided to go on: the next alarm takes two looks again."""
+    """A person decided to go on: the next alarm takes as many looks again."""
     node = await begun(bench, WARY_STRICT)
     use_key_elsewhere(bench)
     await bench.request()
     await node.turn()
-    bench.clock.advance(ADOPT_AFTER_S)
-    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S)
     assert is_protected(node)
     await bench.ask("unprotect", decision="keep")
     await node.turn()
     assert not is_protected(node)
-    bench.clock.advance(ADOPT_AFTER_S)
-    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S)
     assert is_protected(node)
     assert bench.sent_nonces() == [0]

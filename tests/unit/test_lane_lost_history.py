@@ -8,7 +8,7 @@ import pytest
 
 from fakes.bench import QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import Policy
-from fencepost.application.sequence import ADOPT_AFTER_S, LAG_RETRY_S
+from fencepost.application.sequence import ADOPT_AFTER_S, LAG_RETRY_S, LOOK_EVERY_S
 from fencepost.domain.states import CursorState, State
 from fencepost.domain.transaction import SignedTx
 
@@ -55,8 +55,7 @@ async def test_lost_bytes_that_arrive_late_are_not_sent_a_second_time(bench: Ben
     await bench.chain.send(lost)
     bench.chain.mine(2)
     await after.turn()
-    bench.clock.advance(ADOPT_AFTER_S)
-    await after.turn()
+    await after.turn_for(ADOPT_AFTER_S)
     cursor = bench.database.cursors[bench.signer]
     assert cursor.state is CursorState.PROTECT
     assert "lost commits" in (cursor.reason or "")
@@ -71,9 +70,8 @@ async def test_lost_bytes_that_wait_in_the_pool_protect(bench: Bench, policy: Po
     await lose_what_follows(bench, before, requests=1)
     after = bench.node(policy, name="after")
     again_s = await after.turn()
-    assert again_s == ADOPT_AFTER_S
-    bench.clock.advance(again_s)
-    await after.turn()
+    assert again_s == LOOK_EVERY_S
+    await after.turn_for(ADOPT_AFTER_S)
     assert "lost commits" in (bench.database.cursors[bench.signer].reason or "")
     assert bench.sent_nonces() == [0, 1]
 

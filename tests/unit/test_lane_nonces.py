@@ -254,8 +254,7 @@ async def test_a_chain_nonce_above_ours_protects_a_strict_signer(bench: Bench) -
     bench.clock.advance(STRICT.state_timeout_s)
     await bench.request()
     await node.turn()
-    bench.clock.advance(ADOPT_AFTER_S)
-    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S)
     assert node.lane.is_protected
     assert len(bench.chain.sent) == 1
 
@@ -271,8 +270,7 @@ async def test_a_take_over_protects_when_the_chain_is_ahead(bench: Bench) -> Non
     other = bench.node(STRICT, name="other")
     await bench.request()
     await other.turn()
-    bench.clock.advance(ADOPT_AFTER_S)
-    await other.turn()
+    await other.turn_for(ADOPT_AFTER_S)
     assert other.lane.is_protected
 
 

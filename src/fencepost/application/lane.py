@@ -135,7 +135,8 @@ class Lane:
     reconciled: bool = False
     window_limit: int | None = None  # shrunk when a node says so
     hold_allocation_until_s: float = 0.0
-    ahead_since_s: float | None = None  # the chain's nonce was first seen above ours then: no new nonces
+    ahead_looked_s: float | None = None  # the last look showed the chain's nonce above ours: no new ones
+    ahead_for_s: float = 0.0  # how long that has been so
     doubts_history: bool = False  # the database may have lost nonces of ours: no new ones either
     chain_checked_at_s: float | None = None
     receipt_checked_at_s: float | None = None

@@ -1,9 +1,9 @@
 """Where a signer's sequence stands: where it begins, and whether the chain agrees with our cursor.
 
 A chain nonce above our cursor means that somebody else used the key, or that the database lost what we had written. It
-may also be the word of one endpoint that lies. So it is believed only when a second look, `ADOPT_AFTER_S` after the
-first, says so too; until then nothing new gets a nonce. Then a strict signer is protected, and a pipelined one goes on
-behind the chain.
+may also be the word of one endpoint that lies. So it is believed only when every look says so for `ADOPT_AFTER_S`; until
+then nothing new gets a nonce. A look counts for a short time only, so that a clock that jumps is no evidence. Then a
+strict signer is protected, and a pipelined one goes on behind the chain.
 
 After the database lost commits (a replica was promoted that did not have them) bytes of ours may be in a pool, or on
 their way to one, at nonces that we don't know of. In the first term of the new history nothing gets a nonce until the
@@ -23,8 +23,9 @@ from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import Cursor
 from fencepost.domain.managed import Entry
 
-# A chain nonce above ours is believed when it is still there this long after the first look.
+# A chain nonce above ours is believed when it was seen for this long, at looks that lie this far apart.
 ADOPT_AFTER_S = 4.0
+LOOK_EVERY_S = 0.25
 
 # With everything of ours mined, a chain nonce below our cursor is a node that lags: it is asked again.
 LAG_RETRY_S = 1.0
@@ -35,7 +36,7 @@ async def checked_cursor(lane: Lane) -> Cursor | None:
     cursor = lane.cursor
     if cursor is None:
         return await begin_sequence(lane)
-    if lane.ahead_since_s is not None:
+    if lane.ahead_looked_s is not None:
         return None
     now_s = lane.clock.now_s()
     if lane.doubts_history:
@@ -64,11 +65,11 @@ async def compare_at_take_over(lane: Lane, *, latest: int) -> None:
 
 
 async def look_again(lane: Lane) -> None:
-    """The second look, when it is time."""
+    """The next look at a chain that is ahead of us, when it is time."""
     cursor, query = lane.cursor, lane.policy.chain_query
     if cursor is None or lane.is_protected:
-        lane.ahead_since_s = None
-    elif second_look_s(lane) > lane.clock.now_s():
+        lane.ahead_looked_s = None
+    elif next_look_in_s(lane) > 0:
         return
     elif lane.doubts_history:
         await _is_free_of_doubt(lane, cursor)
@@ -77,21 +78,28 @@ async def look_again(lane: Lane) -> None:
         await _judge(lane, cursor, await lane.chain.nonce(lane.signer.address, tag))
 
 
-def second_look_s(lane: Lane) -> float:
-    """When it is time; at no time if the first look was good."""
-    return float("inf") if lane.ahead_since_s is None else lane.ahead_since_s + ADOPT_AFTER_S
+def next_look_in_s(lane: Lane) -> float:
+    """Nothing when there is none to wait for, or when the clock was set back."""
+    if lane.ahead_looked_s is None:
+        return 0.0
+    since_s = lane.clock.now_s() - lane.ahead_looked_s
+    return LOOK_EVERY_S - since_s if 0 <= since_s < LOOK_EVERY_S else 0.0
 
 
 async def _judge(lane: Lane, cursor: Cursor, on_chain: int) -> Cursor | None:
     """What a look means: the cursor to go on from, or None when there is none."""
     if on_chain <= cursor.next_nonce:
-        lane.ahead_since_s = None
+        lane.ahead_looked_s = None
         return cursor
-    if lane.ahead_since_s is None:
-        lane.ahead_since_s = lane.clock.now_s()
-    if second_look_s(lane) > lane.clock.now_s():
+    now_s = lane.clock.now_s()
+    if lane.ahead_looked_s is None:
+        lane.ahead_for_s = 0.0
+    else:
+        lane.ahead_for_s += min(LOOK_EVERY_S, max(0.0, now_s - lane.ahead_looked_s))
+    lane.ahead_looked_s = now_s
+    if lane.ahead_for_s < ADOPT_AFTER_S:
         return None
-    lane.ahead_since_s = None
+    lane.ahead_looked_s = None
     compared = f"the chain's nonce is {on_chain}, ours is {cursor.next_nonce}"
     if lane.doubts_history:
         reason = f"the database lost commits: {compared}; requests that look unsent may have been sent"

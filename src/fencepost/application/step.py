@@ -8,7 +8,7 @@ from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
 from fencepost.application.lane import Lane, is_sendable, is_waiting_to_be_sent
 from fencepost.application.reconcile import reconcile, reopen_undone
-from fencepost.application.sequence import look_again, second_look_s
+from fencepost.application.sequence import look_again, next_look_in_s
 from fencepost.application.track import stale_after_s, track
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
@@ -23,7 +23,7 @@ async def step(lane: Lane) -> float | None:
         await intervene(lane)
         if not lane.reconciled:  # a person let it go on: what the chain says is read before anything goes out
             await reconcile(lane)
-    if lane.ahead_since_s is not None:
+    if lane.ahead_looked_s is not None:
         await look_again(lane)
     if lane.forked_at is not None:
         await reopen_undone(lane)
@@ -67,8 +67,8 @@ def _come_back_in_s(lane: Lane) -> float | None:
         times.append(now_s + 0.5)
     if lane.commands_may_wait:
         times.append(now_s)
-    if lane.ahead_since_s is not None:
-        times.append(second_look_s(lane))
+    if lane.ahead_looked_s is not None:
+        times.append(now_s + next_look_in_s(lane))
     if lane.queue and lane.hold_allocation_until_s > now_s:
         times.append(lane.hold_allocation_until_s)
     return max(0.0, min(times) - now_s) if times else None
