@@ -75,15 +75,39 @@ async def test_a_lone_liar_costs_a_moment_and_no_nonce(bench: Bench, policy: Pol
     assert "AdoptChainNonce" not in bench.events()
 
 
-async def test_a_pipelined_signer_adopts_what_the_last_look_showed(bench: Bench) -> None:
+async def test_a_pipelined_signer_goes_on_behind_the_chain(bench: Bench) -> None:
     node = await begun(bench, WARY)
     use_key_elsewhere(bench, 2)
     tx_id = await bench.request()
     await node.turn()
     assert bench.state(tx_id) is State.QUEUED
+    await node.turn_for(ADOPT_AFTER_S)
+    assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 3)
+
+
+async def test_a_stranger_who_goes_on_meanwhile_is_waited_for(bench: Bench) -> None:
+    node = await begun(bench, WARY)
+    use_key_elsewhere(bench, 2)
+    tx_id = await bench.request()
+    await node.turn()
     use_key_elsewhere(bench)
     await node.turn_for(ADOPT_AFTER_S)
+    assert bench.state(tx_id) is State.QUEUED
+    await node.turn_for(ADOPT_AFTER_S)
     assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 4)
+    assert bench.sent_nonces() == [0, 4]
+
+
+async def test_a_liar_who_comes_last_adds_nothing_to_what_the_others_showed(bench: Bench) -> None:
+    node = await begun(bench, WARY)
+    use_key_elsewhere(bench)
+    tx_id = await bench.request()
+    await node.turn()
+    await node.turn_for(ADOPT_AFTER_S - LOOK_EVERY_S)
+    with lying(bench, by=3):
+        await node.turn_for(LOOK_EVERY_S)
+    await node.turn_for(LOOK_EVERY_S)
+    assert (bench.state(tx_id), bench.tx(tx_id).nonce) == (State.SUBMITTED, 2)
 
 
 async def test_another_reason_to_hold_nonces_back_does_not_shorten_the_wait(bench: Bench) -> None:

@@ -137,6 +137,7 @@ class Lane:
     hold_allocation_until_s: float = 0.0
     ahead_looked_s: float | None = None  # the last look showed the chain's nonce above ours: no new ones
     ahead_for_s: float = 0.0  # how long that has been so
+    ahead_nonce: int = 0  # the least that was seen meanwhile
     doubts_history: bool = False  # the database may have lost nonces of ours: no new ones either
     chain_checked_at_s: float | None = None
     receipt_checked_at_s: float | None = None

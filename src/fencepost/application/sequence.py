@@ -3,7 +3,7 @@
 A chain nonce above our cursor means that somebody else used the key, or that the database lost what we had written. It
 may also be the word of one endpoint that lies. So it is believed only when every look says so for `ADOPT_AFTER_S`; until
 then nothing new gets a nonce. A look counts for a short time only, so that a clock that jumps is no evidence. Then a
-strict signer is protected, and a pipelined one goes on behind the chain.
+strict signer is protected, and a pipelined one goes on from the nonce that all of the looks showed.
 
 After the database lost commits (a replica was promoted that did not have them) bytes of ours may be in a pool, or on
 their way to one, at nonces that we don't know of. In the first term of the new history nothing gets a nonce until the
@@ -91,15 +91,8 @@ async def _judge(lane: Lane, cursor: Cursor, on_chain: int) -> Cursor | None:
     if on_chain <= cursor.next_nonce:
         lane.ahead_looked_s = None
         return cursor
-    now_s = lane.clock.now_s()
-    if lane.ahead_looked_s is None:
-        lane.ahead_for_s = 0.0
-    else:
-        lane.ahead_for_s += min(LOOK_EVERY_S, max(0.0, now_s - lane.ahead_looked_s))
-    lane.ahead_looked_s = now_s
-    if lane.ahead_for_s < ADOPT_AFTER_S:
+    if not _is_believed(lane, on_chain):
         return None
-    lane.ahead_looked_s = None
     compared = f"the chain's nonce is {on_chain}, ours is {cursor.next_nonce}"
     if lane.doubts_history:
         reason = f"the database lost commits: {compared}; requests that look unsent may have been sent"
@@ -108,10 +101,23 @@ async def _judge(lane: Lane, cursor: Cursor, on_chain: int) -> Cursor | None:
     if lane.policy.strict:
         await protect(lane, f"{compared}: somebody else uses this key")
         return None
-    adopted = replace(cursor, next_nonce=on_chain)
-    entry = Entry("AdoptChainNonce", {"from": cursor.next_nonce, "to": on_chain})
+    adopted = replace(cursor, next_nonce=lane.ahead_nonce)
+    entry = Entry("AdoptChainNonce", {"from": cursor.next_nonce, "to": adopted.next_nonce})
     await lane.commit(cursor=adopted, entries=[entry], op="adopt")
-    return adopted
+    return adopted if on_chain == adopted.next_nonce else await _judge(lane, adopted, on_chain)
+
+
+def _is_believed(lane: Lane, on_chain: int) -> bool:
+    """One more look that shows the chain ahead of us. What all of them showed is the least that any of them did."""
+    now_s = lane.clock.now_s()
+    if lane.ahead_looked_s is None:
+        lane.ahead_nonce, lane.ahead_for_s = on_chain, 0.0
+    else:
+        lane.ahead_nonce = min(lane.ahead_nonce, on_chain)
+        lane.ahead_for_s += min(LOOK_EVERY_S, max(0.0, now_s - lane.ahead_looked_s))
+    is_believed = lane.ahead_for_s >= ADOPT_AFTER_S
+    lane.ahead_looked_s = None if is_believed else now_s
+    return is_believed
 
 
 async def _is_free_of_doubt(lane: Lane, cursor: Cursor) -> bool:
