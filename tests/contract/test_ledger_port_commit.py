@@ -425,6 +425,16 @@ async def test_receipts_and_confirmations_are_set_and_cleared(lab: LedgerLab) ->
     assert tx.confirmations == final.blocks
 
 
+@pytest.mark.parametrize("bloom", ["0x" + "0" * 512, "0x" + "0" * 511 + "8"])
+async def test_a_receipt_comes_back_as_the_node_gave_it(lab: LedgerLab, bloom: str) -> None:
+    ledger = await lab.node("a")
+    term, (tx,) = await allocated(ledger, "one")
+    given = receipt_of(tx, block(5))
+    receipt = given._replace(receipt={**given.receipt, "logsBloom": bloom})
+    tx = await apply(ledger, term, tx, partial(managed.mined, receipt=receipt))
+    assert tx.mined == receipt
+
+
 async def test_ended_transactions_are_found_by_nonce_and_by_block(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, txs = await allocated(ledger, "x", "y", "z")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fencepost.adapters.postgres.queries import lean
-from fencepost.adapters.postgres.rows import encode_confirmations
+from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt
 from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
@@ -127,7 +127,7 @@ def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
         mined.block.number if mined else None,
         mined.block.hash if mined else None,
         mined is not before.mined,
-        _json(mined.receipt) if mined is not None and mined is not before.mined else None,
+        encode_receipt(mined.receipt) if mined is not None and mined is not before.mined else None,
         tx.confirmations is not before.confirmations,
         encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
     )

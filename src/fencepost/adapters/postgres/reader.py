@@ -12,7 +12,7 @@ import msgspec
 
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.adapters.postgres.rows import Row
+from fencepost.adapters.postgres.rows import Row, decode_receipt
 from fencepost.application.history import JournalRow
 from fencepost.application.read import (
     MOST_A_PAGE,
@@ -205,7 +205,7 @@ def _tx_view(row: Row) -> TxView:
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
         payload=msgspec.json.decode(row["payload"]),
-        receipt=msgspec.json.decode(row["receipt"]) if row["receipt"] and block else None,
+        receipt=decode_receipt(row["receipt"]) if row["receipt"] and block else None,
         confirmations=tuple(
             BlockRef(number, BlockHash(block_hash))
             for number, block_hash in msgspec.json.decode(row["confirmations"] or "[]")

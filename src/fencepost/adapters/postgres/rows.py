@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +19,9 @@ from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import Fees, SignedTx, TxType
 
 Row = asyncpg.Record
+
+# Most receipts have no logs, and 514 characters that say so: they would be written with every version of the row.
+_BLOOM, _NO_LOGS, _NO_LOGS_STORED = "logsBloom", "0x" + "0" * 512, "0x"
 
 
 def attempts_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Attempt]]:
@@ -71,7 +75,7 @@ def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> Manage
 def _mined(row: Row) -> Mined | None:
     if row["block_hash"] is None:
         return None
-    receipt = msgspec.json.decode(row["receipt"])
+    receipt = decode_receipt(row["receipt"])
     return Mined(
         tx_hash=TxHash(row["tx_hash"]),
         block=BlockRef(row["block_number"], BlockHash(row["block_hash"])),
@@ -79,6 +83,20 @@ def _mined(row: Row) -> Mined | None:
         gas_used=int(receipt.get("gasUsed", "0x0"), 16),
         receipt=receipt,
     )
+
+
+def encode_receipt(receipt: Mapping[str, Any]) -> str | None:
+    if receipt.get(_BLOOM) == _NO_LOGS:
+        receipt = {**receipt, _BLOOM: _NO_LOGS_STORED}
+    return msgspec.json.encode(receipt).decode() if receipt else None
+
+
+def decode_receipt(text: str) -> dict[str, Any]:
+    """As the node gave it."""
+    receipt: dict[str, Any] = msgspec.json.decode(text)
+    if receipt.get(_BLOOM) == _NO_LOGS_STORED:
+        receipt[_BLOOM] = _NO_LOGS
+    return receipt
 
 
 def _confirmations(text: str | None) -> tuple[BlockRef, ...]:
