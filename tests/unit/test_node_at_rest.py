@@ -137,6 +137,30 @@ async def _at_rest() -> tuple[Bench, BenchNode]:
     return bench, node
 
 
+async def test_a_block_wakes_the_lane_whose_hashes_it_holds_and_no_lane_for_which_it_is_empty() -> None:
+    bench = Bench()
+    node = bench.node()
+    tx_id = await bench.request()
+    await node.node.heads_once(CHAIN_ID)
+    await node.node.seek_once()
+    working = asyncio.create_task(node.node.lanes.run())
+    try:
+        await _until(bench, node, tx_id, State.SUBMITTED)
+        bench.chain.mine(1, only=())
+        await node.node.heads_once(CHAIN_ID)
+        assert not node.node.lanes.is_busy(bench.signer)
+        bench.chain.mine(1)
+        await node.node.heads_once(CHAIN_ID)
+        assert node.node.lanes.is_busy(bench.signer)
+        await _until(bench, node, tx_id, State.TRACKING)
+        bench.chain.mine(1)
+        await node.node.heads_once(CHAIN_ID)
+        assert node.node.lanes.is_busy(bench.signer), "it waits for depth"
+        await _until(bench, node, tx_id, State.CONFIRMED)
+    finally:
+        working.cancel()
+
+
 async def test_a_block_tells_nothing_to_a_lane_that_rests_but_a_fork_does() -> None:
     bench, node = await _at_rest()
     assert node.node.lanes.watchful() == []

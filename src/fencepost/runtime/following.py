@@ -94,10 +94,12 @@ class Following:
         for lane in self.lanes.watchful() if change.forked_at is None else self.lanes:
             if lane.signer.chain_id != chain_id:
                 continue
-            ours = {attempt.signed.hash for tx in lane.unmined for attempt in tx.attempts}
-            lane.seen |= ours & mined
+            unmined = lane.unmined
+            ours = [attempt.signed.hash for tx in unmined for attempt in tx.attempts]
+            lane.seen.update(tx_hash for tx_hash in ours if tx_hash in mined)
             lane.must_look_up |= change.begun_anew and bool(ours)
             if change.forked_at is not None:
                 lane.forked_at = min(change.forked_at, lane.forked_at or change.forked_at)
-            if lane.in_flight or lane.forked_at is not None:
-                self.lanes.wake(lane.signer)
+            waits_for_depth = len(unmined) < len(lane.in_flight)
+            if waits_for_depth or lane.seen or lane.must_look_up or lane.forked_at is not None:
+                self.lanes.wake(lane.signer)  # what else a lane waits for, it has its own timer for
