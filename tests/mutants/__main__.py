@@ -51,7 +51,7 @@ def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
     sql = {} if without_sql else _sql_rows()
     figures = summary(found) | {"sql": sql, "sqlCaught": sum(sql.values())}
     if as_json:
-        click.echo(json.dumps({"machine": facts, **figures}, indent=2))
+        click.echo(json.dumps({"machine": facts, "seeds": seeds, **figures}, indent=2))
     else:
         _tell(figures)
     good = (

@@ -61,20 +61,20 @@ class Plan:
     seed: int = 7
     nodes: int = 4
     strict: int = 3
-    pipelined: int = 8
+    pipelined: int = 10
     victims: int = 3  # strict, and a stranger uses their keys
     required_depth: int = 2
     block_time_s: float = 0.25
     lease_s: float = 3.0
     quiet_within_s: float = 60.0
     strict_per_s: float = 0.4  # requests a second and signer
-    pipelined_per_s: float = 12.0
+    pipelined_per_s: float = 9.0
 
     def settings(self) -> dict[str, str]:
         return {
             "chains.default.poll_interval": "0.15s",
             "nonce.mode": "pipelined",
-            "nonce.max_in_flight": "64",
+            "nonce.max_in_flight": "128",
             "nonce.state_timeout": "2s",
             "confirmations.required": str(self.required_depth),
             "confirmations.stale_receipt_timeout": "3s",

@@ -126,7 +126,7 @@ def _mutants(figures: Figures) -> Iterable[str]:
         [
             ("mutants", figures["mutants"]),
             ("noticed by schedules", f"{figures['schedulesPercent']:g} %"),
-            ("noticed by random seeds", f"{figures['simulatorPercent']:g} %"),
+            (f"noticed by {figures['seeds']} random seeds", f"{figures['simulatorPercent']:g} %"),
             ("unsafe statements noticed on PostgreSQL", f"{figures['sqlCaught']} of {len(figures['sql'])}"),
         ],
     )
@@ -145,5 +145,5 @@ _EXPERIMENTS: dict[str, tuple[str, str, Callable[[Figures], Iterable[str]]]] = {
     "chaos": ("Chaos", "./dev chaos --seconds {faultSeconds:g} --seed {seed} --json", _chaos),
     "failover": ("Fail-over", "./dev run fencepost lab failover --runs {kill9[runs]} --json", _failover),
     "sim": ("The simulator", "./dev sim --seeds {seeds} --json", _sim),
-    "mutants": ("Mutants", "./dev mutants --json", _mutants),
+    "mutants": ("Mutants", "./dev mutants --seeds {seeds} --json", _mutants),
 }
