@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
         "machine": {"cores": "2"},
         "figures": [figure.as_json() for figure in (FASTER, SLOWER, ALONE)],
         "failures": {"memory": "not measured within 1 s"},
+        "notes": ["on a busy machine"],
     }
     (figures / "bench.json").write_text(json.dumps(told))
     profile = Profile(
@@ -76,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_page_tells_every_figure_and_what_is_missing(folder: Path) -> None:
     text = page(folder / "figures")["speed.md"]
     assert "| accept <all> | 50 /s | 100 (pgbench/s) | 0.50 | ≥ 0.4 | reached |" in text
-    assert "Not measured: memory (not measured within 1 s)." in text
+    assert "- not measured: memory (not measured within 1 s)\n- on a busy machine\n" in text
     assert "| sign | 3 ms | 4 ms |" in text
 
 

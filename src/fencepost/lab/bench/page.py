@@ -30,7 +30,10 @@ without Fencepost in the same run. Absolute figures on shared machines mean litt
 
 
 def write_page(folder: Path) -> None:
-    """From `figures/bench.json` and `figures/profile.json` in the same folder."""
+    """From `figures/bench.json` and `figures/profile.json` in the same folder.
+
+    Whoever keeps figures may add `notes` to those of the benchmark: how they came about, where that isn't the usual way.
+    """
     for name, text in page(folder / "figures").items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -82,7 +85,9 @@ def _text(told: Sequence[Figure], measured: Mapping[str, Any], profile: Profile)
         "",
         *_table(("figure", "value", "compared with", "ratio", "target", ""), rows(told)),
         "",
-        *(f"Not measured: {name} ({why})." for name, why in measured["failures"].items()),
+        *(f"- not measured: {name} ({why})" for name, why in measured["failures"].items()),
+        *(f"- {note}" for note in measured.get("notes", ())),
+        "",
         "![Figures against their targets](speed-targets.svg)",
         "",
         "## Where a transaction's time goes",

@@ -65,17 +65,23 @@ async def _one_row_lock_a_call(stage: Stage) -> float:
     return rate
 
 
-async def growth(stage: Stage) -> list[Figure]:
-    """CPU a transaction (node and database) with more signers, and with more finished rows, against the smallest."""
+async def growth_of_signers(stage: Stage) -> list[Figure]:
+    """CPU a transaction (node and database) with more signers, against the fewest."""
     few, *more = stage.steps((10, 1_000, 10_000), (10, 200))
-    young, *older = stage.steps((10_000, 1_000_000), (1_000, 50_000))
     few_us = await _cost_us(stage, signers=few, finished=0)
     figures = []
     for signers in more:
         cost_us = await _cost_us(stage, signers=signers, finished=0)
         name = f"growth: cost with {signers:,} signers"
         figures.append(Figure(name, cost_us, "µs a tx", 1.3, False, f"{few} signers, µs", few_us))
+    return figures
+
+
+async def growth_of_rows(stage: Stage) -> list[Figure]:
+    """CPU a transaction (node and database) with more finished rows, against the fewest."""
+    young, *older = stage.steps((10_000, 1_000_000), (1_000, 50_000))
     young_us = await _cost_us(stage, signers=50, finished=young)
+    figures = []
     for finished in older:
         cost_us = await _cost_us(stage, signers=50, finished=finished)
         name = f"growth: cost with {finished:,} finished rows"
@@ -92,7 +98,7 @@ async def _cost_us(stage: Stage, *, signers: int, finished: int) -> float:
             await _fill_with_finished(dsn, finished)
         async with stage.node(dsn, rpc_url, who.keys, {"lease.idle_release": "10m"}) as node:
             await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
-            await until_ended(dsn, within_s=120)
+            await until_ended(dsn, within_s=240)
             requests = batch_requests(node.url, who, count, "g")
             before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
             await pour(node.url, requests, 4, 200)
