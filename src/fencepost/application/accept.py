@@ -6,7 +6,6 @@ find. The same request id with the same payload is the same request, however oft
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -73,11 +72,10 @@ class Accept:
         else:
             with self.intake.taking(signers):
                 accepted = await self.ledger.accept(requests)
-        created = Counter(
-            signer
-            for signer, answer in zip(signers, accepted, strict=True)
-            if answer.outcome is AcceptOutcome.CREATED
-        )
+        created: dict[Signer, int] = {}
+        for signer, answer in zip(signers, accepted, strict=True):
+            if answer.outcome is AcceptOutcome.CREATED:
+                created[signer] = created.get(signer, 0) + 1
         tell = self.requested or self.hint
         for signer, count in created.items():
             if self.intake is not None:
