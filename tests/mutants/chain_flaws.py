@@ -8,6 +8,7 @@ from typing import Any
 
 from fencepost.application import reconcile, step, track
 from fencepost.application.lane import Lane
+from fencepost.application.ports import Cursor
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import Confirmations, Standing
 from fencepost.domain.managed import ManagedTx
@@ -91,10 +92,11 @@ def take_over_does_not_look_back() -> list[Change]:
 
 def looks_back_from_the_cursor() -> list[Change]:
     """A window that is full hides what has ended below it."""
-    return [
-        (reconcile, "RECENT", 2),
-        (reconcile, "_lowest_of_ended", lambda _, cursor, reach: max(0, cursor.next_nonce - reach)),
-    ]
+
+    def lowest(_lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
+        return max(cursor.start_nonce, min(below, cursor.next_nonce - reach))
+
+    return [(reconcile, "RECENT", 2), (reconcile, "_lowest_of_ended", lowest)]
 
 
 def start_does_not_look_back() -> list[Change]:

@@ -43,6 +43,25 @@ _CHAIN_CALLS: Final = (
 )
 _ANY_CALL: Final = (*_LEDGER_CALLS, *_CHAIN_CALLS, "sign", "any", "any")
 
+# Where an owner that sleeps does most harm: with a write or a send in its hands.
+_ASLEEP_AT: Final = (*("commit",) * 6, *("send",) * 2, "renew", "sign", *_ANY_CALL[::4])
+
+# A new owner that is slow to read leaves the old one time to write.
+_SLOW_AT: Final = (*("load",) * 6, "nonce", "receipts", *_ANY_CALL[::6])
+
+_CALLS_OF: Final[Mapping[str, Sequence[str]]] = {
+    "pause_before": _ASLEEP_AT,
+    "pause_after": _ASLEEP_AT,
+    "db_answer_lost": _LEDGER_CALLS,
+    "db_refused": _LEDGER_CALLS,
+    "rpc_answer_lost": _CHAIN_CALLS,
+    "rpc_refused": _CHAIN_CALLS,
+    "send_refused": ("send",),
+    "refused_but_taken": ("send",),
+    "slow_call": _SLOW_AT,
+    "key_failure": ("sign",),
+}
+
 _REFUSALS: Final = (
     SendCategory.UNDERPRICED,
     SendCategory.POOL_FULL,
@@ -106,18 +125,18 @@ AT_TIME: Final[Mapping[str, int]] = {
 }
 KINDS: Final = (*AT_CALL, *AT_TIME)
 
-# What tends to spoil the same thing, and is worse together than each alone. Most runs have one of these themes.
+# What tends to spoil the same thing, and is worse together than each alone: the first is in every run of the theme.
 THEMES: Final = (
-    ("pause_before", "pause_after", "slow_call", "db_waits", "clock_jump", "restart"),  # owners that were
-    ("crash_before", "crash_after", "killed", "hand_over", "db_answer_lost", "hints_lost"),  # take-overs
-    ("fail_over", "db_restart", "fee_spike", "nonce_lags", "evicted", "killed"),  # a database that forgets
-    ("fork_unwatched", "reorg", "killed", "endpoint_lags", "restart", "no_blocks"),  # a chain that forgets
-    ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags"),  # who is to be believed
-    ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "evicted", "fee_spike"),  # sends
-    ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),  # people
+    ("pause_before", "pause_after", "slow_call", "db_waits", "clock_jump", "restart"),
+    ("crash_after", "crash_before", "killed", "hand_over", "db_answer_lost", "hints_lost"),
+    ("fail_over", "db_restart", "fee_spike", "nonce_lags", "evicted", "killed"),
+    ("fork_unwatched", "reorg", "killed", "endpoint_lags", "restart", "no_blocks"),
+    ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags"),
+    ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "evicted", "fee_spike"),
+    ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),
 )
 
-_WISHES: Final = ("cancel", "bump", "suspend", "resubmit", "pause", "protect", "unprotect")
+_WISHES: Final = (*("cancel", "protect") * 2, "bump", "suspend", "resubmit", "pause", "unprotect")
 _REORGS: Final = ("dropped", "pooled", "included", "included", "partly", "replaced")
 
 
@@ -185,18 +204,29 @@ def make_plan(seed: int) -> Plan:
     setup = _setup(rng)
     length_s = rng.choice((16.0, 28.0, 40.0))
     requests = _requests(rng, setup, length_s)
-    kinds = _kinds(rng)
+    kinds = _kinds(rng, seed)
     busy_s = [min(asked.at_s + rng.uniform(-0.5, 4.0), length_s) for asked in requests]
     moments = [*busy_s, *(rng.uniform(1.0, length_s) for _ in busy_s)]
-    faults = [_fault(rng, rng.choice(kinds), setup, rng.choice(moments)) for _ in range(rng.randint(2, 10))]
+    faults = [_fault(rng, rng.choice(kinds), setup, rng.choice(moments)) for _ in range(rng.randint(2, 12))]
+    faults = [_while_something_has_ended(fault, rng, length_s) for fault in faults]
     return Plan(seed, setup, requests, tuple(faults), length_s)
 
 
-def _kinds(rng: random.Random) -> list[str]:
+def _while_something_has_ended(fault: Fault, rng: random.Random, length_s: float) -> Fault:
+    """A fork that nobody sees undoes what has ended a moment before."""
+    if fault.kind != "fork_unwatched":
+        return fault
+    down_s = rng.uniform(1.0, 5.0)
+    return replace(fault, at_s=min(fault.at_s + rng.uniform(2.0, 8.0), length_s - down_s), length_s=down_s)
+
+
+def _kinds(rng: random.Random, seed: int) -> list[str]:
     """Few a run, several of each: what goes wrong together is what a mean over all kinds would hide."""
-    theme = rng.choice((*THEMES, None))
-    if theme is not None:
-        return rng.sample(theme, rng.randint(1, 3))
+    theme = seed % (len(THEMES) + 1)
+    if theme < len(THEMES):
+        first, *others = THEMES[theme]
+        others = rng.sample(others, rng.randint(1, 3))
+        return [first] * len(others) + others
     weights = {**AT_CALL, **AT_TIME}
     return rng.choices(list(weights), list(weights.values()), k=rng.randint(1, 5))
 
@@ -249,26 +279,17 @@ def _fault(rng: random.Random, kind: str, setup: Setup, at_s: float) -> Fault:
 
 
 def _at_call(rng: random.Random, kind: str, slot: int) -> Fault:
-    calls: Sequence[str] = _ANY_CALL
     flavour = ""
-    if kind.startswith("db_"):
-        calls = _LEDGER_CALLS
-    elif kind.startswith("rpc_"):
-        calls = _CHAIN_CALLS
-    elif kind == "send_refused":
-        calls, flavour = (
-            ("send",),
-            rng.choice((*_REFUSALS, SendCategory.FATAL, SendCategory.FATAL, *(MIXED,) * 5)),
-        )
+    if kind == "send_refused":
+        flavour = rng.choice((*_REFUSALS, SendCategory.FATAL, SendCategory.FATAL, *(MIXED,) * 5))
     elif kind == "refused_but_taken":
-        calls, flavour = ("send",), rng.choice(_LIES_ABOUT_SENDS).value
-    elif kind == "key_failure":
-        calls = ("sign",)
-    call = rng.choice(calls)
+        flavour = rng.choice(_LIES_ABOUT_SENDS).value
+    call = rng.choice(_CALLS_OF.get(kind, _ANY_CALL))
     nth = rng.randint(1, 120) if call == "any" else 1 + int(rng.expovariate(0.25))
     length_s = 0.0
     if kind.startswith("pause"):
-        length_s = rng.choice((rng.uniform(0.2, 1.0), rng.uniform(1.0, 3.0))) * TTL_S
+        # Mostly until shortly after somebody else has taken over: then two are at it.
+        length_s = rng.choice((rng.uniform(0.2, 1.0), rng.uniform(0.85, 1.4), rng.uniform(1.0, 3.0))) * TTL_S
     elif kind.startswith("crash"):
         length_s = rng.uniform(0.1, 1.5) * TTL_S  # until it is started again
     elif kind == "slow_call":
@@ -286,7 +307,7 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
             size = rng.randint(1, 12)
         case "nonce_lies":
             size = rng.randint(1, 3)
-            flavour = rng.choice(("low", "high"))
+            flavour = rng.choice(("low", "high", "high"))
         case "evicted" | "endpoint_lags":
             size = rng.randint(1, 5)
         case "fork_unwatched":  # blocks come while nobody looks
