@@ -52,6 +52,7 @@ _SLOW_AT: Final = (*("load",) * 6, "nonce", "receipts", *_ANY_CALL[::6])
 _CALLS_OF: Final[Mapping[str, Sequence[str]]] = {
     "pause_before": _ASLEEP_AT,
     "pause_after": _ASLEEP_AT,
+    "crash_before": (*_ANY_CALL, *("sign",) * 8),
     "db_answer_lost": _LEDGER_CALLS,
     "db_refused": _LEDGER_CALLS,
     "rpc_answer_lost": _CHAIN_CALLS,
