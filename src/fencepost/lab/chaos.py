@@ -60,14 +60,13 @@ STRANDS: dict[str, tuple[float, dict[Fault, int]]] = {
             database.db_dropped_answer: 12,
             database.db_delay: 6,
             database.backend_terminated: 12,
-            database.db_restart: 1,
-            database.db_promoted: 1,
             database.commit_held: 6,
             database.disk_full: 3,
             database.pool_exhausted: 3,
             database.connections_exhausted: 2,
         },
     ),
+    "the server": (90.0, {database.db_restart: 1, database.db_promoted: 1}),
     "answers": (2.5, {database.db_dropped_answer: 2, database.backend_terminated: 1}),
     "endpoints": (
         0.5,
@@ -173,7 +172,11 @@ class Run:
     async def _strand(self, name: str) -> None:
         pause_most_s, faults = STRANDS[name]
         chance = self.stage.chance(name)
-        while time.monotonic() < self._until_s:
+        while True:
+            left_s = max(0.0, self._until_s - time.monotonic())
+            await asyncio.sleep(min(left_s, chance.uniform(0.02, pause_most_s)))
+            if time.monotonic() >= self._until_s:
+                return
             fault = chance.choices(list(faults), list(faults.values()))[0]
             try:
                 happened = await fault(self.stage, chance)
@@ -182,8 +185,6 @@ class Run:
                 happened = None
             if happened is not None:
                 self.stage.happened.append(happened)
-            left_s = max(0.0, self._until_s - time.monotonic())
-            await asyncio.sleep(min(left_s, chance.uniform(0.02, pause_most_s)))
 
     async def _stranger(self, victim: Address, at: float) -> None:
         """Bounded by the patience of the load, which goes on for the victim."""

@@ -15,7 +15,7 @@ import asyncio
 import random
 import signal
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import ExitStack, suppress
 
 import asyncpg
 
@@ -164,12 +164,12 @@ async def pool_exhausted(stage: Stage, chance: random.Random) -> Happened | None
 
 async def connections_exhausted(stage: Stage, chance: random.Random) -> Happened | None:
     name, at_s = chance.choice(stage.slots).name, time.time()
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         taken: list[Connection] = []
         with suppress(asyncpg.TooManyConnectionsError):
             while len(taken) < int(CONNECTIONS_MOST):
                 taken.append(await asyncpg.connect(stage.postgres.dsn, timeout=_DDL_TIMEOUT_S))
-                stack.push_async_callback(taken[-1].close, timeout=_DDL_TIMEOUT_S)
+                stack.callback(taken[-1].terminate)
         await _terminate(stage, name, chance.randint(1, 3))
         await asyncio.sleep(chance.uniform(0.2, 1.0))
     return Happened(at_s, "connections_exhausted", name, time.time() - at_s, f"{len(taken)} taken")

@@ -22,6 +22,10 @@ _LISTED = 200
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     history = outcome.history
+    until_s = outcome.began_s + outcome.plan.seconds
+    ended_early = {
+        line.tx_id for line in history.lines if line.event == "Finish" and line.committed_s < until_s
+    }
     takeovers = len(history.terms) - len({term.signer for term in history.terms})
     return {
         "ok": outcome.is_good,
@@ -38,6 +42,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "rpcCallsSpoiled": dict(outcome.injected),
         "failpointsStruck": {point: outcome.notes[point] for point in POINTS if point in outcome.notes},
         "transactions": len(history.txs),
+        "endedUnderFaults": len(ended_early),
         "states": dict(Counter(tx.state for tx in history.txs)),
         "acknowledged": len(history.acknowledged),
         "attempts": len(history.attempts),
