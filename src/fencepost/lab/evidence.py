@@ -22,10 +22,16 @@ _SENDS_MOST = 200
 
 
 async def save(folder: Path, rpc: JsonRpc, history: History, violations: Sequence[Violation]) -> None:
-    told = " ".join(str(violation) for violation in violations)
+    told = {
+        word.strip(",()")
+        for violation in violations
+        for word in (violation.what + " " + violation.where).split()
+    }
     signers = {cursor.signer for cursor in history.cursors if cursor.signer in told}
     kept = {
         "violations": [str(violation) for violation in violations],
+        "transactions": [asdict(tx) for tx in history.txs if tx.tx_id in told][:_TXS_MOST],
+        "journal": [asdict(line) for line in history.lines if line.tx_id in told][: _LINES_MOST * 10],
         "head": await rpc.call("eth_blockNumber"),
         "signers": {signer: await _of(signer, rpc, history) for signer in sorted(signers)},
     }
