@@ -203,10 +203,7 @@ async def test_a_call_that_the_database_holds_up_is_told_that_the_node_stops(
     account = by_hand.accounts[0]
 
     async def waits_for_the_table() -> bool:
-        query = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO managed_tx%'"
-        )
+        query = "SELECT count(*) FROM pg_locks WHERE relation = 'managed_tx'::regclass AND NOT granted"
         return int(await book.connection.fetchval(query)) > 0
 
     async with served(dsn, by_hand, account, tmp_path, LONG_LEASE) as leaving:
