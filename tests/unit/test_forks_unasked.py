@@ -123,6 +123,26 @@ async def test_a_fork_below_the_beginning_of_a_view_is_found() -> None:
     assert bench.events(tx_id).count("Fork") == 1
 
 
+async def test_what_an_earlier_fork_undid_is_found_below_a_block_that_stands() -> None:
+    bench = Bench()
+    before = bench.node(name="before")
+    undone = await bench.request()
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    row = bench.tx(undone)
+    bench.chain.reorg(2, keep=[row.latest.signed.hash])
+    await bench.request()
+    await before.turn()
+    bench.chain.mine(2)
+    await before.turn(2)
+    await before.release()
+    bench.database.txs[undone] = row  # as if whoever saw that fork had died before it wrote anything
+    after = bench.node(name="after")
+    await after.node.heads_once(CHAIN_ID)
+    assert await after.node.seek_once() == 1
+
+
 async def test_a_start_takes_nothing_whose_block_stands() -> None:
     bench = Bench()
     before = bench.node(name="before")

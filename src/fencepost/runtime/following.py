@@ -16,7 +16,7 @@ from fencepost.runtime.lanes import Lanes
 _log = logging.getLogger(__name__)
 
 # Of so many requests that came last, the blocks are compared with the chain when a view begins.
-MOST_LOOKED_BACK = 256
+MOST_LOOKED_BACK = 64
 
 # New heads of a chain, as they come; it ends by being closed.
 HeadFeed = Callable[[], AsyncGenerator[Header, None]]
@@ -60,16 +60,16 @@ class Following:
     async def _look_back(self, chain_id: int) -> None:
         """A view shows no fork below its beginning. What ended there may be undone, and nobody saw it.
 
-        Where one block stands, everything below it does: on most starts one block is read.
+        All of the newest are compared: one that stands says nothing of those below it, which a fork that was never
+        worked off may have undone earlier.
         """
         if chain_id not in self._unlooked:
             return
         undone: list[int] = []
         for block in await self.ledger.newest_ended_blocks(chain_id, limit=MOST_LOOKED_BACK):
             now = await self.watches[chain_id].chain.block(block.number)
-            if now is not None and now.header.hash == block.hash:
-                break
-            undone.append(block.number)
+            if now is None or now.header.hash != block.hash:
+                undone.append(block.number)
         if undone:
             _log.warning("chain %s forked at block %s or below while nobody saw it", chain_id, undone[-1])
             self._unasked[chain_id] = min(undone[-1], self._unasked.get(chain_id, undone[-1]))
