@@ -107,8 +107,8 @@ class Records:
 
     def released(self, terms: Sequence[Term]) -> None:
         for term in terms:
-            held = self._held[term.signer]
-            if held.token == term.token:
+            held = self._held.get(term.signer)
+            if held is not None and held.token == term.token:
                 held.until_s = self.loop.time()
 
     # ---- writes
