@@ -39,7 +39,8 @@ async def step(lane: Lane) -> float | None:
         return 0.0
     if sent and lane.policy.fetch_receipt_upon_entry:
         lane.must_look_up = True
-        await track(lane)
+        if await track(lane) and lane.queue:
+            return 0.0  # what has ended made room
     return _come_back_in_s(lane)
 
 
