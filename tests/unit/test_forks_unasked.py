@@ -9,11 +9,13 @@ from uuid import uuid4
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench
+from fencepost.application.reconcile import RECENT
 from fencepost.application.step import step
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
 from fencepost.lab.sim.ledger import FakeLedger
+from fencepost.runtime.seeking import HELD_ELSEWHERE_S
 
 
 class _Unreachable(FakeLedger):
@@ -197,3 +199,31 @@ async def test_a_new_owner_opens_again_all_that_a_fork_undid_while_nobody_told_i
     await after.turn()
     assert State.CONFIRMED not in {bench.state(tx_id) for tx_id in tx_ids}
     assert bench.state(standing) is State.CONFIRMED
+
+
+async def test_what_a_fork_undid_is_found_below_much_that_ended_after_it() -> None:
+    """The fork comes while a step is under way that ends others, and its lane is lost before it looks into the fork."""
+    bench = Bench()
+    wide = replace(QUICK, max_in_flight=4 * RECENT)
+    holder, other = bench.node(wide, name="holder"), bench.node(wide, name="other")
+    undone = await bench.requests(2)
+    await holder.turn()
+    bench.chain.mine(2)
+    await holder.turn(2)
+    await other.node.heads_once(CHAIN_ID)
+    assert {bench.state(tx_id) for tx_id in undone} == {State.CONFIRMED}
+
+    bench.chain.reorg(2, keep=[bench.tx(tx_id).latest.signed.hash for tx_id in undone])
+    for node in (holder, other):
+        await node.node.heads_once(CHAIN_ID)
+    holder.lane.forked_at = None  # its step had begun before
+    later = await bench.requests(2 * RECENT)
+    await holder.turn()
+    bench.chain.mine(2)
+    await holder.turn(2)
+    assert {bench.state(tx_id) for tx_id in later} == {State.CONFIRMED}
+    await holder.release()
+
+    bench.clock.advance(HELD_ELSEWHERE_S)
+    await other.turn()
+    assert [bench.events(tx_id).count("Fork") for tx_id in undone] == [1, 1]

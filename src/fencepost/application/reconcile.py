@@ -17,7 +17,7 @@ from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
 from fencepost.domain.lease import same_history
 from fencepost.domain.managed import ManagedTx
-from fencepost.errors import RpcError, RpcUnavailable
+from fencepost.errors import RpcUnavailable
 
 # How many ended transactions are looked at together when a fork may have undone them.
 MOST_REOPENED = 512
@@ -62,45 +62,57 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
         return 0
     forked_at, lane.forked_at = lane.forked_at, None
     try:
-        return await _reopen_undone(lane, lane.cursor, latest)
-    except RpcError:
+        return await _reopen_undone(lane, lane.cursor, latest, forked_at)
+    except Exception:  # the lane may go on after some of them
         forks = [block for block in (forked_at, lane.forked_at) if block is not None]
         lane.forked_at = min(forks, default=None)
         raise
 
 
-async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None) -> int:
-    """All at the chain's nonce and above; and below it as far down as they are undone.
+async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None, forked_at: int | None) -> int:
+    """All at the chain's nonce and above; and below it down to the fork, or as far as they are undone.
 
-    Blocks rise with nonces: where one still stands, everything below it does. If even the lowest that was looked at is
-    undone, more may be, and the next look takes in more.
+    Blocks rise with nonces, so below the fork everything stands. Above it one that stands says nothing of those below:
+    they may have been mined again, in other blocks than the ones that are stored, before it was mined at all.
     """
-    reach = MOST_REOPENED if latest is None else RECENT
     if latest is None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
+    reach = RECENT
     lowest = _lowest_of_ended(lane, cursor, min(latest, cursor.next_nonce), reach)
-    count, is_lowest_undone = await _reopen_between(lane, lowest, cursor.next_nonce, latest)
-    while is_lowest_undone and lowest > cursor.start_nonce:
+    count, is_more = await _reopen_between(lane, lowest, cursor.next_nonce, latest, forked_at)
+    while is_more and lowest > cursor.start_nonce:
         reach = min(MOST_REOPENED, 4 * reach)
         stop, lowest = lowest, _lowest_of_ended(lane, cursor, lowest, reach)
-        more, is_lowest_undone = await _reopen_between(lane, lowest, stop, latest)
+        more, is_more = await _reopen_between(lane, lowest, stop, latest, forked_at)
         count += more
     return count
 
 
-async def _reopen_between(lane: Lane, lowest: int, stop: int, latest: int) -> tuple[int, bool]:
-    """How many are open again, and whether the lowest is one of them. A page at a time, upwards."""
-    count, is_lowest_undone, from_nonce = 0, None, lowest
+async def _reopen_between(
+    lane: Lane, lowest: int, stop: int, latest: int, forked_at: int | None
+) -> tuple[int, bool]:
+    """How many are open again, and whether more may be undone below. A page at a time, upwards."""
+    count, from_nonce = 0, lowest
+    lowest_mined: ManagedTx | None = None
+    is_lowest_undone = False
     while from_nonce < stop:
         ended = await lane.ledger.load_finished(lane.signer, from_nonce=from_nonce, limit=MOST_REOPENED)
         mined = [tx for tx in ended if tx.mined is not None and tx.held_nonce() < stop]
         undone = [tx for tx in mined if await _is_undone(lane, tx, latest)]
-        if mined and is_lowest_undone is None:
-            is_lowest_undone = bool(undone) and undone[0] is mined[0]
+        if mined and lowest_mined is None:
+            lowest_mined = mined[0]
+            is_lowest_undone = bool(undone) and undone[0] is lowest_mined
         if undone:
             count += await _reopen(lane, undone)
         from_nonce = ended[-1].held_nonce() + 1 if len(ended) == MOST_REOPENED else stop
-    return count, bool(is_lowest_undone)
+    return count, is_lowest_undone or _is_above(forked_at, lowest_mined)
+
+
+def _is_above(forked_at: int | None, lowest: ManagedTx | None) -> bool:
+    """Whether the fork reaches below the lowest that was found; if none was, nothing says that it doesn't."""
+    if forked_at is None:
+        return False
+    return lowest is None or lowest.mined is None or lowest.mined.block.number >= forked_at
 
 
 async def _reopen(lane: Lane, undone: list[ManagedTx]) -> int:

@@ -28,7 +28,7 @@ class Following:
     heads: Mapping[int, HeadFeed]  # by chain id
     lanes: Lanes
     ledger: Ledger
-    on_undone: Callable[[Signer], None]  # a fork reaches below what has ended for it
+    on_undone: Callable[[Signer, int], None]  # a fork reaches down to this block, below what has ended for it
     _unlooked: set[int] = field(default_factory=set)  # chain ids: whether what had ended still stands
     _unasked: dict[int, int] = field(
         default_factory=dict
@@ -83,7 +83,7 @@ class Following:
         if (forked_at := self._unasked.get(chain_id)) is None:
             return
         for signer in await self.ledger.signers_finished_since(chain_id, forked_at):
-            self.on_undone(signer)
+            self.on_undone(signer, forked_at)
         del self._unasked[chain_id]
 
     def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
@@ -99,7 +99,7 @@ class Following:
             lane.seen.update(tx_hash for tx_hash in ours if tx_hash in mined)
             lane.must_look_up |= change.begun_anew and bool(ours)
             if change.forked_at is not None:
-                lane.forked_at = min(change.forked_at, lane.forked_at or change.forked_at)
+                self.lanes.forked(lane.signer, change.forked_at)
             waits_for_depth = len(unmined) < len(lane.in_flight)
-            if waits_for_depth or lane.seen or lane.must_look_up or lane.forked_at is not None:
+            if waits_for_depth or lane.seen or lane.must_look_up:
                 self.lanes.wake(lane.signer)  # what else a lane waits for, it has its own timer for

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,6 +33,9 @@ FIRST_PAUSE_S = 0.2
 MOST_PAUSE_S = 15.0
 MOST_FAILURES_UNRECONCILED = 3
 MOST_MOVES_IN_A_ROW = 5
+
+# A fork that no lane here has looked into is another node's by then.
+FORK_KEPT_S = 120.0
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Lanes:
     _watchful: dict[Signer, Lane] = field(default_factory=dict)
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
+    _forks: dict[Signer, tuple[int, float]] = field(default_factory=dict)  # block, when: not looked into yet
 
     def __post_init__(self) -> None:
         self._ready = [asyncio.Queue() for _ in range(self.workers)]
@@ -96,8 +101,24 @@ class Lanes:
         return list(self._watchful.values())
 
     def open(self, term: Term) -> None:
-        self._slots[term.signer] = _Slot(self.make_lane(term), self._worker_of(term.signer))
+        lane = self.make_lane(term)
+        block, at_s = self._forks.get(term.signer, (0, -math.inf))
+        if time.monotonic() - at_s < FORK_KEPT_S:
+            lane.forked_at = block
+        self._slots[term.signer] = _Slot(lane, self._worker_of(term.signer))
         self.wake(term.signer)
+
+    def forked(self, signer: Signer, block: int) -> None:
+        """What ended for it in this block or above may be undone.
+
+        Its lane looks into that; should the lane be lost over it, the next one here does, until one has.
+        """
+        known, _ = self._forks.get(signer, (block, 0.0))
+        self._forks[signer] = (min(block, known), time.monotonic())
+        if (slot := self._slots.get(signer)) is not None:
+            at = slot.lane.forked_at
+            slot.lane.forked_at = block if at is None else min(block, at)
+            self.wake(signer)
 
     def wake(self, signer: Signer) -> None:
         slot = self._slots.get(signer)
@@ -120,6 +141,11 @@ class Lanes:
         slot = self._slots.pop(signer, None)
         if slot is not None and slot.timer is not None:
             slot.timer.cancel()
+
+    def _let_go(self, slot: _Slot) -> None:
+        """Of this term only: while its last step ran, a newer one may have come in its place."""
+        if self._slots.get(slot.lane.signer) is slot:
+            self.drop(slot.lane.signer)
 
     def is_busy(self, signer: Signer) -> bool:
         """It is being stepped, or about to be."""
@@ -213,33 +239,36 @@ class Lanes:
             slot.waits_for_trust = True
             return None  # the renewal wakes it
         except HandlerElsewhere:
-            self.drop(lane.signer)
+            self._let_go(slot)
             self.on_given_up(lane)
             return None
         except Fenced:
-            self.drop(lane.signer)
+            self._let_go(slot)
             self.on_lost(lane.signer)
             return None
         except StateMoved as error:
             slot.moves += 1
             _log.warning("%s", error)
             if slot.moves > MOST_MOVES_IN_A_ROW:
-                self._lose(lane, error)
+                self._lose(slot, error)
                 return None
             lane.reconciled = False
             return 0.0
         except (RpcError, SigningError, UnknownSigner) as error:
             return self._pause(slot, error)
         except Exception as error:  # noqa: BLE001 - a loop's edge: the lane is dropped, the cause is logged
-            self._lose(lane, error)
+            self._lose(slot, error)
             return None
         slot.failures = slot.moves = 0
+        if lane.reconciled and lane.forked_at is None and self._slots.get(lane.signer) is slot:
+            self._forks.pop(lane.signer, None)
         return again_s
 
-    def _lose(self, lane: Lane, error: Exception) -> None:
+    def _lose(self, slot: _Slot, error: Exception) -> None:
+        lane = slot.lane
         _log.error("a step of %s failed; the lane is read anew", lane.signer, exc_info=error)
         self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=type(error).__name__)
-        self.drop(lane.signer)
+        self._let_go(slot)
         self.on_lost(lane.signer)
 
     def _pause(self, slot: _Slot, error: Exception) -> float | None:
@@ -247,7 +276,7 @@ class Lanes:
         lane = slot.lane
         _log.warning("%s waits: %s", lane.signer, error)
         if not lane.reconciled and slot.failures >= MOST_FAILURES_UNRECONCILED:
-            self.drop(lane.signer)
+            self._let_go(slot)
             self.on_given_up(lane)
             return None
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(slot.failures, 8)))

@@ -63,13 +63,16 @@ class Seeking:
         if signer not in self.lanes and self._serves(signer):
             self._want(signer)
 
-    def undone(self, signer: Signer) -> None:
-        """What has ended for it may be undone, and nobody holds it.
+    def undone(self, signer: Signer, block: int) -> None:
+        """What has ended for it in this block or above may be undone, and perhaps nobody holds it.
 
         Whoever holds it sees the fork, too; but should that node die over it, the ledger won't name the signer: what has
         ended is no work.
         """
-        if signer not in self.lanes and signer.address in self.addresses:
+        if signer.address not in self.addresses:
+            return
+        self.lanes.forked(signer, block)
+        if signer not in self.lanes:
             self._undone.add(signer)
             self.wake.set()
 
