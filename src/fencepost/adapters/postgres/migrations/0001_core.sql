@@ -111,6 +111,9 @@ CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live
 -- A signer's nonce belongs to one transaction.
 CREATE UNIQUE INDEX managed_tx_nonce ON managed_tx (chain_id, signer, nonce) WHERE nonce IS NOT NULL;
 
+-- What ended from a block on, after a fork. Rows come in about the order of their blocks: ranges suffice, and cost nothing.
+CREATE INDEX managed_tx_block ON managed_tx USING brin (block_number) WITH (pages_per_range = 32, autosummarize = on);
+
 CREATE TABLE tx_attempt (
   tx_id          uuid        NOT NULL,
   attempt        integer     NOT NULL,
