@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Literal, cast
 
 import pytest
 
 from fakes.bench import QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import Policy
+from fencepost.application.ports import Chain
 from fencepost.application.sequence import ADOPT_AFTER_S, LAG_RETRY_S, LOOK_EVERY_S
+from fencepost.domain.ids import Address
 from fencepost.domain.states import CursorState, State
 from fencepost.domain.transaction import SignedTx
 
@@ -119,6 +122,52 @@ async def test_a_node_that_lags_is_asked_again(bench: Bench) -> None:
     bench.clock.advance(LAG_RETRY_S)
     await after.turn()
     assert bench.state(later) is State.SUBMITTED
+
+
+class _Asked:
+    """The chain as a node sees it whose first answers about nonces are old, and come late."""
+
+    def __init__(self, bench: Bench, *, takes_s: float = 0.0, old_answers: int = 0) -> None:
+        self._bench = bench
+        self._takes_s = takes_s
+        self._old_answers = old_answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bench.chain, name)
+
+    async def nonce(self, address: Address, tag: Literal["latest", "pending"]) -> int:
+        self._bench.clock.advance(self._takes_s)
+        self._old_answers -= 1
+        self._bench.chain.nonce_lag_blocks = 2 if self._old_answers >= 0 else 0
+        return await self._bench.chain.nonce(address, tag)
+
+
+async def test_a_look_that_takes_longer_than_the_pause_after_it_is_not_the_last(bench: Bench) -> None:
+    before = await one_sent(bench, QUICK)
+    bench.chain.mine(2)
+    await before.turn(2)
+    await bench.request()
+    bench.database.fail_over(bench.database.copied())
+    bench.clock.advance(60)
+    asked = _Asked(bench, takes_s=LAG_RETRY_S, old_answers=9)
+    after = bench.node(name="after", chain=cast("Chain", asked))
+    assert await after.turn() is not None
+
+
+async def test_old_answers_end_the_doubt_but_the_chain_is_not_followed(bench: Bench) -> None:
+    """What the lost commits had sent is mined: going on behind it would send the same requests once more."""
+    before = await one_sent(bench, QUICK)
+    bench.chain.mine(2)
+    await before.turn(2)
+    await lose_what_follows(bench, before, requests=1)
+    bench.chain.mine(2)
+    asked = _Asked(bench, old_answers=3)
+    after = bench.node(name="after", chain=cast("Chain", asked))
+    await after.turn()
+    assert not after.lane.doubts_history
+    await after.turn_for(ADOPT_AFTER_S + LOOK_EVERY_S)
+    assert "lost commits" in (bench.database.cursors[bench.signer].reason or "")
+    assert bench.sent_nonces() == [0, 1]
 
 
 async def test_a_wish_that_writes_the_cursor_does_not_end_the_doubt(bench: Bench) -> None:

@@ -71,9 +71,12 @@ async def allocate(lane: Lane) -> int:
 
 
 def _may_allocate(lane: Lane) -> bool:
+    if lane.clock.now_s() < lane.hold_allocation_until_s:
+        return False
+    lane.hold_allocation_until_s = 0.0  # while it stands, the lane comes back for it
     if not lane.queue or (lane.cursor is not None and lane.cursor.state is not CursorState.ACTIVE):
         return False
-    return _room(lane) > 0 and lane.clock.now_s() >= lane.hold_allocation_until_s
+    return _room(lane) > 0
 
 
 def _room(lane: Lane) -> int:

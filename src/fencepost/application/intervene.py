@@ -211,7 +211,8 @@ async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str
 
 def _begin_anew(lane: Lane) -> None:
     lane.suspicions.clear()
-    lane.ahead_looked_s, lane.doubts_history = None, False  # a person has looked, and decided
+    lane.ahead_looked_s = None  # a person has looked, and decided
+    lane.is_first_of_history = lane.doubts_history = False
     lane.reconciled = False  # what the chain says is read again before anything goes out
 
 

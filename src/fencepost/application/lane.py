@@ -138,6 +138,7 @@ class Lane:
     ahead_looked_s: float | None = None  # the last look showed the chain's nonce above ours: no new ones
     ahead_for_s: float = 0.0  # how long that has been so
     ahead_nonce: int = 0  # the least that was seen meanwhile
+    is_first_of_history: bool = False  # the cursor was written before the database may have lost commits
     doubts_history: bool = False  # the database may have lost nonces of ours: no new ones either
     chain_checked_at_s: float | None = None
     receipt_checked_at_s: float | None = None

@@ -36,7 +36,8 @@ async def reconcile(lane: Lane) -> None:
     if lane.cursor is not None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
         token = state.cursor_token
-        lane.doubts_history |= token is not None and not same_history(token, lane.term.token)
+        if token is not None and not same_history(token, lane.term.token):
+            lane.is_first_of_history = lane.doubts_history = True
         await compare_at_take_over(lane, latest=latest)
         await reopen_undone(lane, latest=latest)
     if lane.in_flight:

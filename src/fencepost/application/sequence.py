@@ -8,7 +8,8 @@ strict signer is protected, and a pipelined one goes on from the nonce that all 
 After the database lost commits (a replica was promoted that did not have them) bytes of ours may be in a pool, or on
 their way to one, at nonces that we don't know of. In the first term of the new history nothing gets a nonce until the
 chain has consumed every nonce that we do know of, and no pool that was asked shows more: what lies above them would be
-mined then, or at least be waiting. Should the chain go above our cursor meanwhile, the signer is protected.
+mined then, or at least be waiting. Should the chain go above our cursor in that term, then or later (a node that was asked
+may have lagged), the signer is protected.
 
 Known limit: a signer that had just begun, and whose cursor was lost as a whole, looks like a new one. A strict signer
 with a fixed start is protected then, as any used address is; with `start_from = "chain"`, and pipelined, the chain's
@@ -38,14 +39,13 @@ async def checked_cursor(lane: Lane) -> Cursor | None:
         return await begin_sequence(lane)
     if lane.ahead_looked_s is not None:
         return None
-    now_s = lane.clock.now_s()
     if lane.doubts_history:
         if lane.unmined:
             return None
         if not await _is_free_of_doubt(lane, cursor):
-            lane.hold_allocation_until_s = now_s + LAG_RETRY_S
+            lane.hold_allocation_until_s = lane.clock.now_s() + LAG_RETRY_S
             return None
-    checked_s = lane.chain_checked_at_s
+    now_s, checked_s = lane.clock.now_s(), lane.chain_checked_at_s
     is_fresh = checked_s is not None and now_s - checked_s < lane.policy.state_timeout_s
     if lane.policy.chain_query == "off" or is_fresh:
         return cursor
@@ -94,7 +94,7 @@ async def _judge(lane: Lane, cursor: Cursor, on_chain: int) -> Cursor | None:
     if not _is_believed(lane, on_chain):
         return None
     compared = f"the chain's nonce is {on_chain}, ours is {cursor.next_nonce}"
-    if lane.doubts_history:
+    if lane.is_first_of_history:
         reason = f"the database lost commits: {compared}; requests that look unsent may have been sent"
         await protect(lane, reason)
         return None

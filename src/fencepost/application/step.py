@@ -70,6 +70,6 @@ def _come_back_in_s(lane: Lane) -> float | None:
         times.append(now_s)
     if lane.ahead_looked_s is not None:
         times.append(now_s + next_look_in_s(lane))
-    if lane.queue and lane.hold_allocation_until_s > now_s:
+    if lane.queue and lane.hold_allocation_until_s > 0:
         times.append(lane.hold_allocation_until_s)
     return max(0.0, min(times) - now_s) if times else None
