@@ -12,6 +12,7 @@ from fencepost.application.ports import Cursor
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import Confirmations, Standing
 from fencepost.domain.managed import ManagedTx
+from fencepost.runtime import lanes
 from fencepost.runtime.following import Following
 from mutants.planting import Change
 
@@ -87,7 +88,7 @@ def take_over_does_not_look_back() -> list[Change]:
     async def nothing(_lane: Lane, **_: Any) -> int:
         return 0
 
-    return [(reconcile, "reopen_undone", nothing)]
+    return [(reconcile, "reopen_undone", nothing), *_forks_die_with_their_lane()]
 
 
 def looks_back_from_the_cursor() -> list[Change]:
@@ -96,7 +97,12 @@ def looks_back_from_the_cursor() -> list[Change]:
     def lowest(_lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
         return max(cursor.start_nonce, min(below, cursor.next_nonce - reach))
 
-    return [(reconcile, "RECENT", 2), (reconcile, "_lowest_of_ended", lowest)]
+    return [(reconcile, "RECENT", 2), (reconcile, "_lowest_of_ended", lowest), *_forks_die_with_their_lane()]
+
+
+def _forks_die_with_their_lane() -> list[Change]:
+    """Otherwise a node that has seen a fork makes up for what a take-over does not do."""
+    return [(lanes, "FORK_KEPT_S", -1.0)]
 
 
 def start_does_not_look_back() -> list[Change]:
