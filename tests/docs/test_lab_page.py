@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fencepost.lab import chaos_lost_commits
 from fencepost.lab.chaos import STRANDS
 from fencepost.lab.fault_kinds import KINDS
 from fencepost.lab.page import page
@@ -37,4 +38,6 @@ def test_every_fault_of_a_chaos_run_has_words() -> None:
         "rpc_hang": "rpc_time_out",
         "rpc_executed": "rpc_executed_then_error",
     }
-    assert {told_otherwise.get(name, name) for name in faults} | {"stranger"} == set(KINDS)
+    assert {told_otherwise.get(name, name) for name in faults} | {"stranger", chaos_lost_commits.KIND} == set(
+        KINDS
+    )
