@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fencepost.lab import chaos_lost_commits
@@ -29,6 +30,26 @@ def test_what_was_not_run_is_said_to_be_so(tmp_path: Path) -> None:
     assert told.count("Not run yet.") == 3
     assert "`./dev sim --seeds 3 --json`" in told
     assert "| **seeds with a violation** | **1** |" in told
+
+
+def test_what_a_fail_over_lost_is_told(tmp_path: Path) -> None:
+    figures = json.loads((FIGURES / "chaos.json").read_text(encoding="utf-8"))
+    figures["lostCommits"] = {
+        "tries": 1,
+        "commits": 1424,
+        "requests": 128,
+        "sentAndForgotten": 137,
+        "signersProtected": 9,
+        "signersBegunAgain": 1,
+        "quietWithinS": None,
+        "violations": 0,
+    }
+    (tmp_path / "chaos.json").write_text(json.dumps(figures), encoding="utf-8")
+    told = page(tmp_path)
+    assert "| lost by the fail-over at the end | 1,424 commits, 128 acknowledged requests |" in told
+    assert "| sent before it, and forgotten | 137 transactions |" in told
+    assert "| signers in PROTECT for it | 9 (1 began anew) |" in told
+    assert "| quiet after it | never |" in told
 
 
 def test_every_fault_of_a_chaos_run_has_words() -> None:

@@ -2,7 +2,8 @@
 
 While requests are poured, the server stops syncing what it commits: all of it lies in memory only. Then it crashes, and
 comes back as a promoted one, on a timeline of its own, with commits synced as before. Nodes and callers were told of
-things that no longer are. Each signer gets one more request then: nobody looks at one that has nothing to do.
+things that no longer are. Blocks stop for a while around it, so that some of what was forgotten is on the chain, and some
+waits in the pool. Each signer gets one more request then: nobody looks at one that has nothing to do.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _RESTS_ONE_IN = (
     3  # so many pipelined signers ask for nothing then: they lose what they saw, not what they sent
 )
 _AT_REST_S = 0.4
+_BLOCKS_HELD_BEFORE_S = 0.7
+_BLOCKS_HELD_AFTER_S = 2.0
 _ONWARDS_S = 1.0  # load goes on while the server is away
 _LOOK_EVERY_S = 0.4
 _QUIET_LOOKS = 4
@@ -70,6 +73,8 @@ async def play(stage: Stage, load: Load) -> Act:
             asking.append(group.create_task(load.ask_each(busy)))
             fail_over, commits_lost = await _fail_over(stage)
             asking.append(group.create_task(load.ask_each(stage.signers)))
+            await asyncio.sleep(_BLOCKS_HELD_AFTER_S)
+            stage.chain.holds_blocks = False
             quiet_within_s = await _settle(stage, fail_over, asking)
         if commits_lost or tries == TRIES_MOST or quiet_within_s is None:
             break
@@ -89,7 +94,9 @@ async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
         for name, value in _UNSYNCED.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         await connection.execute("SELECT pg_reload_conf()")
-        await asyncio.sleep(UNSYNCED_S)
+        await asyncio.sleep(UNSYNCED_S - _BLOCKS_HELD_BEFORE_S)
+        stage.chain.holds_blocks = True
+        await asyncio.sleep(_BLOCKS_HELD_BEFORE_S)
         for name in _UNSYNCED:  # for the next start: nothing is reloaded
             await connection.execute(f"ALTER SYSTEM RESET {name}")
         before = await _told(connection, last_id)
