@@ -39,5 +39,7 @@ async def test_nothing_is_lost_doubled_or_left_over_under_faults(anvil_binary: P
     assert len(outcome.history.txs) > 30
     assert len(outcome.faults) >= 10
     assert len(outcome.by_kind) >= 5
+    assert outcome.lost is not None
+    assert outcome.lost.act.commits_lost > 0
     assert as_json(outcome)["ok"]
     assert "<svg" in as_html(outcome)

@@ -20,7 +20,7 @@ from rich.table import Table
 from fencepost.cli.tables import console, table
 from fencepost.errors import FencepostError
 from fencepost.lab.chaos import Outcome, Progress, run
-from fencepost.lab.chaos_report import as_html, as_json
+from fencepost.lab.chaos_report import as_html, as_json, lost_told
 from fencepost.lab.chaos_stage import Plan
 from fencepost.lab.failover import measure
 
@@ -42,7 +42,7 @@ _SHOWN = 20
     help="Put report.html, report.json and logs there.",
 )
 def chaos(*, seconds: float, seed: int, nodes: int, json_wanted: bool, out: Path | None) -> int:
-    """Nodes, database and chain under faults by seed; then a check of 14 invariants. Exit code 1 on any violation."""
+    """Nodes, database and chain under faults by seed; then a check of 14 invariants; then a fail-over that loses commits. Exit code 1 on any violation."""
     screen = Console(stderr=True, highlight=False) if json_wanted else console()
     plan = Plan(seconds=seconds, seed=seed, nodes=nodes)
     folder = out or Path(tempfile.mkdtemp(prefix="fencepost-chaos-logs-"))
@@ -114,6 +114,7 @@ def _tell(outcome: Outcome, screen: Console, folder: Path) -> None:
     screen.print(table(("fault", "struck"), [(kind, str(n)) for kind, n in outcome.by_kind.most_common()]))
     for violation in outcome.violations[:_SHOWN]:
         screen.print(f"✗ {violation}", style="red")
+    screen.print(lost_told(facts["lostCommits"]))
     screen.print(
         f"{'✓' if outcome.is_good else '✗'} seed {outcome.plan.seed}: {facts['faults']} faults of"
         f" {len(outcome.by_kind)} kinds, {facts['transactions']} transactions, {facts['takeovers']} take-overs,"

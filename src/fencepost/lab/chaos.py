@@ -1,7 +1,8 @@
 """A chaos run: load through the API, faults of all kinds by seed, then silence, then the check of everything.
 
 The faults run side by side in a few strands, each with dice of its own. When the time is over they stop, everything is
-healed, and the system has a bounded time to finish what it took. Then the history is read and checked.
+healed, and the system has a bounded time to finish what it took. Then the history is read and checked. The last act is
+a fail-over that loses commits, with a check of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,9 @@ import asyncpg
 from fencepost.domain.ids import Address
 from fencepost.errors import EmbeddedError, RpcError
 from fencepost.lab import chaos_database_faults as database
+from fencepost.lab import chaos_lost_commits, evidence, gather, lost_commits
 from fencepost.lab import chaos_node_faults as nodes
 from fencepost.lab import chaos_world_faults as world
-from fencepost.lab import evidence, gather
 from fencepost.lab.chaos_load import NOTICE_WITHIN_S, Load
 from fencepost.lab.chaos_stage import Happened, Plan, Stage, stage
 from fencepost.lab.checker import Violation, check
@@ -113,6 +114,7 @@ class Outcome:
     failed_starts: int
     machine: Mapping[str, str]
     began_s: float = 0.0
+    lost: chaos_lost_commits.Lost | None = None  # None: it had not become quiet before
 
     @property
     def is_good(self) -> bool:
@@ -132,17 +134,26 @@ class Run:
     _until_s: float = 0.0
 
     async def play(self, logs: Path) -> Outcome:
+        async with self._nodes() as group:
+            self.stage.began_s = time.time()
+            pouring = group.create_task(self._attack())
+            quiet_within_s = await self._settle(pouring)
+        outcome = await self._judge(logs, quiet_within_s)
+        if quiet_within_s is not None:
+            await self._lose_commits(logs, outcome)
+        return outcome
+
+    @asynccontextmanager
+    async def _nodes(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """All are up, and somebody keeps and watches them; afterwards none is."""
         async with asyncio.TaskGroup() as group:
             keepers = [group.create_task(self.stage.keep(slot)) for slot in self.stage.slots]
             watcher = group.create_task(self._watch())
             await self._all_up()
-            self.stage.began_s = time.time()
-            pouring = group.create_task(self._attack())
-            quiet_within_s = await self._settle(pouring)
+            yield group
             watcher.cancel()
             for keeper in keepers:
                 keeper.cancel()
-        return await self._judge(logs, quiet_within_s)
 
     async def _all_up(self) -> None:
         async with asyncio.timeout(UP_WITHIN_S):
@@ -158,7 +169,7 @@ class Run:
         self.phase = "faults"
         self._until_s = time.monotonic() + plan.seconds
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.load.pour(self._until_s))
+            group.create_task(self.load.pour(self._until_s, self.stage.signers))
             strands = [group.create_task(self._strand(name)) for name in STRANDS]
             for number, victim in enumerate(self.stage.victims, start=1):
                 at = STRANGERS_UNTIL * number / len(self.stage.victims)
@@ -225,9 +236,30 @@ class Run:
 
     async def _judge(self, logs: Path, quiet_within_s: float | None) -> Outcome:
         staged, plan = self.stage, self.stage.plan
+        history = await self._history(logs, quiet_within_s)
+        violations = check(history)
+        if violations:
+            await evidence.save(logs, staged.chain.rpc, history, violations)
+        return Outcome(
+            plan=plan,
+            seconds=round(time.time() - staged.began_s, 1),
+            faults=staged.happened,
+            history=history,
+            violations=violations,
+            answers=self.load.answers,
+            notes=staged.notes,
+            injected=staged.record.injected,
+            starts=sum(slot.starts for slot in staged.slots),
+            failed_starts=sum(slot.failed_starts for slot in staged.slots),
+            machine=staged.machine,
+            began_s=staged.began_s,
+        )
+
+    async def _history(self, logs: Path, quiet_within_s: float | None) -> History:
+        staged, plan = self.stage, self.stage.plan
         connection = await asyncpg.connect(staged.postgres.dsn, command_timeout=READ_WITHIN_S)
         try:
-            history = History(
+            return History(
                 required_depth=plan.required_depth,
                 terms=await gather.terms(connection),
                 lines=await gather.lines(connection),
@@ -247,23 +279,19 @@ class Run:
             )
         finally:
             await connection.close()
-        violations = check(history)
-        if violations:
-            await evidence.save(logs, staged.chain.rpc, history, violations)
-        return Outcome(
-            plan=plan,
-            seconds=round(time.time() - staged.began_s, 1),
-            faults=staged.happened,
-            history=history,
-            violations=violations,
-            answers=self.load.answers,
-            notes=staged.notes,
-            injected=staged.record.injected,
-            starts=sum(slot.starts for slot in staged.slots),
-            failed_starts=sum(slot.failed_starts for slot in staged.slots),
-            machine=staged.machine,
-            began_s=staged.began_s,
-        )
+
+    async def _lose_commits(self, logs: Path, outcome: Outcome) -> None:
+        self.phase = "losing commits"
+        async with self._nodes():
+            act = await chaos_lost_commits.play(self.stage, self.load)
+        history = await self._history(logs, act.quiet_within_s)
+        found = lost_commits.judge(history, act.fail_over)
+        if found.violations:
+            folder = logs / "lost-commits"
+            folder.mkdir(exist_ok=True)
+            await evidence.save(folder, self.stage.chain.rpc, history, found.violations)
+        outcome.lost = chaos_lost_commits.Lost(act, found)
+        outcome.violations += found.violations
 
     # ---- what it looks like
 

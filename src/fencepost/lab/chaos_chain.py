@@ -25,6 +25,7 @@ class LabChain:
     rpc: JsonRpc
     passage: Passage = field(default_factory=Passage)
     blocks_mined: int = 0
+    holds_blocks: bool = False  # what is sent waits in the pool meanwhile
 
     async def call(self, method: str, params: Sequence[Any] = ()) -> Any:
         async with self.passage.shared():
@@ -42,6 +43,8 @@ class LabChain:
         while True:
             due_s = max(due_s + every_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
+            if self.holds_blocks:
+                continue
             try:
                 await self.call("evm_mine")
                 await self._require_whole()

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -47,16 +47,17 @@ class Load:
     ended: Counter[str] = field(default_factory=Counter)  # by signer, as last seen in the database
     _of_signer: Counter[str] = field(default_factory=Counter)
 
-    async def pour(self, until_s: float) -> None:
+    async def pour(self, until_s: float, signers: Sequence[Address]) -> None:
         """Asks until then; returns when everything asked was answered for good."""
-        timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
-            asyncio.TaskGroup() as group,
-        ):
-            for signer in self.stage.signers:
+        async with _session() as session, asyncio.TaskGroup() as group:
+            for signer in signers:
                 group.create_task(self._of_one(signer, until_s, session, group))
+
+    async def ask_each(self, signers: Sequence[Address]) -> None:
+        """One request for each signer, whatever waits already; returns when all were answered for good."""
+        async with _session() as session, asyncio.TaskGroup() as group:
+            for signer in signers:
+                self._begin(signer, session, group, self.stage.chance(f"one for {signer}"))
 
     async def _of_one(
         self, signer: Address, until_s: float, session: aiohttp.ClientSession, group: asyncio.TaskGroup
@@ -70,9 +71,18 @@ class Load:
             await asyncio.sleep(chance.expovariate(per_s))
             waits = self._of_signer[signer] - self.ended[signer]
             if waits < waiting_most and self.under_way < CALLERS_MOST:
-                self._of_signer[signer] += 1
-                self.asked += 1
-                group.create_task(self._ask(signer, self.asked, session, chance))
+                self._begin(signer, session, group, chance)
+
+    def _begin(
+        self,
+        signer: Address,
+        session: aiohttp.ClientSession,
+        group: asyncio.TaskGroup,
+        chance: random.Random,
+    ) -> None:
+        self._of_signer[signer] += 1
+        self.asked += 1
+        group.create_task(self._ask(signer, self.asked, session, chance))
 
     def _must_notice(self, signer: Address, until_s: float) -> bool:
         """A signer without requests is looked at by nobody, so its stranger would not be noticed."""
@@ -121,3 +131,8 @@ class Load:
             return None
         self.answers[code] += 1
         return "" if code == "signer_protected" else None
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=POST_TIMEOUT_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from fencepost.lab.chaos import Outcome
+from fencepost.lab.chaos_lost_commits import Lost
 from fencepost.lab.checker import INVARIANTS
 from fencepost.lab.failpoints import POINTS
 
@@ -49,12 +50,38 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "sends": len(history.sent),
         "blocks": len(history.blocks),
         "quietWithinS": None if history.quiet_within_s is None else round(history.quiet_within_s, 1),
+        "lostCommits": None if outcome.lost is None else _lost(outcome.lost),
         "violations": [
             {"invariant": found.invariant, "what": found.what, "where": found.where}
             for found in outcome.violations[:_LISTED]
         ],
         "violationsInAll": len(outcome.violations),
     }
+
+
+def _lost(lost: Lost) -> dict[str, Any]:
+    act, found = lost.act, lost.found
+    return {
+        "tries": act.tries,
+        "commits": act.commits_lost,
+        "requests": found.requests_lost,
+        "sentAndForgotten": found.forgotten,
+        "signersProtected": found.protected,
+        "signersBegunAgain": found.began_again,
+        "quietWithinS": None if act.quiet_within_s is None else round(act.quiet_within_s, 1),
+        "violations": len(found.violations),
+    }
+
+
+def lost_told(facts: dict[str, Any] | None) -> str:
+    if facts is None:
+        return "No fail-over that loses commits: it was not quiet before."
+    return (
+        f"At the end a fail-over lost {facts['commits']} commits (try {facts['tries']}): {facts['requests']} acknowledged"
+        f" requests are gone, {facts['sentAndForgotten']} transactions were sent and forgotten,"
+        f" {facts['signersProtected']} signers are in PROTECT for it, {facts['signersBegunAgain']} began anew;"
+        f" quiet after {facts['quietWithinS']} s, {facts['violations']} violations."
+    )
 
 
 def as_html(outcome: Outcome) -> str:
@@ -77,6 +104,7 @@ table{{border-collapse:collapse}}svg text{{font:11px system-ui,sans-serif}}.bad{
 <p>Seed {facts["seed"]}, {facts["seconds"]} s, {facts["nodes"]} nodes started {facts["nodeStarts"]} times,
 {facts["faults"]} faults of {len(outcome.by_kind)} kinds, {facts["transactions"]} transactions, {facts["sends"]} sends,
 {facts["takeovers"]} take-overs, quiet after {facts["quietWithinS"]} s.</p>
+<p>{escape(lost_told(facts["lostCommits"]))}</p>
 {_timeline(outcome)}<ul class="bad">{listed}</ul>
 <div class="columns"><table><tr><th></th><th>invariant</th><th></th></tr>{rows}</table>
 <table><tr><th>fault</th><th>struck</th></tr>{kinds}</table></div></body></html>

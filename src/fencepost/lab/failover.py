@@ -76,7 +76,7 @@ async def measure(
         await _until(lambda: all(slot.is_up for slot in staged.slots), UP_WITHIN_S, "the nodes are not up")
         staged.is_first_start = False
         load = Load(staged)
-        pouring = group.create_task(load.pour(time.monotonic() + plan.seconds))
+        pouring = group.create_task(load.pour(time.monotonic() + plan.seconds, staged.signers))
         watcher = group.create_task(_follow(staged, load))
         for run in range(runs):
             killed.append(await _once(staged, signal.SIGKILL))

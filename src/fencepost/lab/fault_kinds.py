@@ -19,6 +19,7 @@ KINDS: dict[str, str] = {
     "backend_terminated": "the database ends sessions of a node",
     "db_restart_immediate": "the database crashes and recovers from its log",
     "db_promoted": "the database crashes and comes back as a promoted one: the same data, another timeline",
+    "db_failover_lost": "at the end: the database crashes, and comes back as a promoted one without its last commits",
     "disk_full": "a table refuses to grow, with PostgreSQL's own error 53100 (raised by a trigger, not by a full disk)",
     "pool_exhausted": "a table is locked, so that waiting statements fill every node's pool",
     "connections_exhausted": "the server has no connection left, and some of a node's own have just ended",

@@ -1,0 +1,176 @@
+"""What must hold after a fail-over that lost commits: the rules for what is left, and for what the database forgot.
+
+What was acknowledged or stored while nothing was synced may be gone: that much is given up. All else is asked for: the
+fourteen invariants of what is left, and that nothing forgotten happens a second time. Bytes that were sent, and that no
+row knows of, are called forgotten; a signer that has some on the chain must be in PROTECT, and no other one may be.
+
+Known limit: a signer whose first use as a whole was lost looks like a new one. It is excused, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fencepost.lab.checker import Violation, check
+from fencepost.lab.history import ChainTx, History, Line, TermRow
+from fencepost.lab.history_index import Index
+
+
+@dataclass(frozen=True, slots=True)
+class FailOver:
+    """When it was, and what was known just before it. Kept outside the database."""
+
+    unsynced_s: float  # from here on commits were not synced
+    crashed_s: float
+    back_s: float  # as a promoted server, whose commits are synced
+    issued: tuple[TermRow, ...]
+    late_s: float  # for so long what was under way at the crash may still come out
+
+    @property
+    def last_token(self) -> int:
+        return max((term.token for term in self.issued), default=0)
+
+    def may_have_lost(self, at_s: float) -> bool:
+        return self.unsynced_s <= at_s <= self.back_s + self.late_s
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is left, and what is not."""
+
+    violations: list[Violation]
+    requests_lost: int  # acknowledged, and gone
+    forgotten: int  # transactions that were sent, and that no row knows of
+    protected: int  # signers, because of those
+    began_again: int  # signers that look like new ones
+
+
+def judge(history: History, fail_over: FailOver) -> Found:
+    """`history` is what is left when it is quiet again, with all that was ever sent and acknowledged."""
+    left = _Left(Index(history), fail_over)
+    warranted = left.protected & {tx.signer for tx in left.forgotten.values()}
+    kept = replace(
+        history,
+        sent=tuple(sent for sent in history.sent if not fail_over.may_have_lost(sent.at_s)),
+        acknowledged=tuple(told for told in history.acknowledged if not fail_over.may_have_lost(told.at_s)),
+        strangers=history.strangers | left.forgotten.keys(),
+        victims=history.victims | warranted,
+    )
+    rules = {4: left.tokens, 7: left.intents, 8: left.effects, 12: left.protection}
+    own = [Violation(number, what, where) for number, rule in rules.items() for what, where in rule()]
+    gone = [told for told in history.acknowledged if told.tx_id not in left.index.tx]
+    return Found(
+        violations=check(kept) + own,
+        requests_lost=sum(fail_over.may_have_lost(told.at_s) for told in gone),
+        forgotten=len(left.forgotten),
+        protected=len(warranted - history.victims),
+        began_again=len(left.began_again),
+    )
+
+
+class _Left:
+    def __init__(self, index: Index, fail_over: FailOver) -> None:
+        self.index = index
+        self.fail_over = fail_over
+        self.protected = {cursor.signer for cursor in index.history.cursors if cursor.state == "PROTECT"}
+        self.forgotten = _forgotten(index, fail_over)
+        known = {
+            line.signer
+            for line in index.history.lines
+            if line.token is not None and line.token <= fail_over.last_token
+        }
+        signers = {tx.signer for tx in self.forgotten.values()}
+        self.began_again = signers - known - self.protected
+
+    def tokens(self) -> Iterator[tuple[str, str]]:
+        began_s = {(term.signer, term.token): term.began_s for term in self.fail_over.issued}
+        for term in self.index.history.terms:
+            is_new = term.began_s > self.fail_over.crashed_s
+            if is_new and (term.signer, term.token) in began_s:
+                yield f"token {term.token} was issued before the fail-over and after it", term.signer
+            elif is_new and term.token <= self.fail_over.last_token:
+                before = self.fail_over.last_token
+                yield f"token {term.token} was issued after the fail-over, {before} before it", term.signer
+
+    def intents(self) -> Iterator[tuple[str, str]]:
+        wanted = {(tx.signer, tx.nonce): tx.effect for tx in self.index.history.txs if tx.nonce is not None}
+        seen = [(tx, f"block {block.number}") for block, tx in self.index.mined]
+        seen += [(tx, "pool") for tx in self.index.history.pool]
+        for tx, where in seen:
+            effect = wanted.get((tx.signer, tx.nonce), tx.effect)
+            if tx.effect in (effect, _filler(tx.signer)) or self._is_excused(tx):
+                continue
+            yield (
+                f"nonce {tx.nonce} is {effect!r} in the database and {tx.effect!r} outside",
+                f"{tx.signer}, {where}",
+            )
+
+    def effects(self) -> Iterator[tuple[str, str]]:
+        history = self.index.history
+        mined = Counter(
+            (tx.signer, tx.effect)
+            for _, tx in self.index.mined
+            if tx.hash not in history.strangers and tx.effect != _filler(tx.signer)
+        )
+        wished = Counter((tx.signer, tx.effect) for tx in history.txs)
+        for (signer, effect), count in mined.items():
+            if count > wished.get((signer, effect), 1) and signer not in self.began_again:
+                yield f"{effect!r} was mined {count} times", signer
+
+    def protection(self) -> Iterator[tuple[str, str]]:
+        history = self.index.history
+        on_chain: dict[str, int] = {}
+        for _, tx in self.index.mined:
+            on_chain[tx.signer] = max(on_chain.get(tx.signer, 0), tx.nonce + 1)
+        for cursor in history.cursors:
+            above = on_chain.get(cursor.signer, 0)
+            if above > cursor.next_nonce and cursor.signer not in self.protected:
+                yield (
+                    f"the chain's nonce is {above}, ours is {cursor.next_nonce}, and it is {cursor.state}",
+                    cursor.signer,
+                )
+        for _, tx in self.index.mined:
+            if tx.hash in self.forgotten and not self._is_excused(tx):
+                yield f"{tx.hash} at nonce {tx.nonce} was forgotten and mined, without PROTECT", tx.signer
+        since = _protected_since(history)
+        for sent in history.sent:
+            alarm = since.get(sent.tx.signer)
+            if alarm is None or sent.at_s < self.fail_over.unsynced_s or sent.tx.hash in history.strangers:
+                continue
+            if sent.at_s > alarm.committed_s + self.fail_over.late_s:
+                yield f"{sent.tx.hash} was sent under PROTECT", sent.tx.signer
+
+    def _is_excused(self, tx: ChainTx) -> bool:
+        is_strange = tx.hash in self.index.history.strangers
+        return is_strange or tx.signer in self.protected or tx.signer in self.began_again
+
+
+def _forgotten(index: Index, fail_over: FailOver) -> dict[str, ChainTx]:
+    """By hash: what was first sent when commits could be lost, and is in no row."""
+    history = index.history
+    first_s: dict[str, float] = {}
+    for sent in history.sent:  # by time
+        first_s.setdefault(sent.tx.hash, sent.at_s)
+    return {
+        sent.tx.hash: sent.tx
+        for sent in history.sent
+        if fail_over.may_have_lost(first_s[sent.tx.hash])
+        and sent.tx.hash not in index.by_hash
+        and sent.tx.hash not in history.strangers
+    }
+
+
+def _protected_since(history: History) -> dict[str, Line]:
+    since: dict[str, Line] = {}
+    for line in history.lines:
+        if line.event == "Protect":
+            since.setdefault(line.signer, line)
+        elif line.event == "Unprotect":
+            since.pop(line.signer, None)
+    return since
+
+
+def _filler(signer: str) -> str:
+    return f"{signer} 0 0x"
