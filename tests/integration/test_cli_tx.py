@@ -72,31 +72,43 @@ async def test_value_is_sent_and_the_hash_and_the_block_are_told(
 
 
 async def test_on_a_terminal_the_states_are_seen_going_by(terminal: Terminal) -> None:
+    me = terminal.signers[0]
+    await terminal.run("signer", "pause", me)  # or it might have ended before anybody looks
     here, there = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fencepost", "send", "--from", terminal.signers[0], "--to", SOMEBODY, "--wait=confirmed",
+        sys.executable, "-m", "fencepost", "send", "--from", me, "--to", SOMEBODY, "--wait=confirmed",
         env={**os.environ, "FENCEPOST_URL": terminal.url, "TERM": "xterm", "COLUMNS": "200"}, cwd=terminal.folder,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=there,
     )  # fmt: skip
     os.close(there)
-    seen = asyncio.to_thread(_all_of, here)
-    async with asyncio.timeout(60):
-        (out, _), line = await asyncio.gather(process.communicate(), seen)
+    try:
+        async with asyncio.timeout(60):
+            line = ""
+            while "QUEUED" not in line:
+                more = await asyncio.to_thread(_read, here)
+                assert more, f"it ended after {line}"
+                line += more
+            await terminal.run("signer", "resume", me)
+            (out, _), line = await asyncio.gather(process.communicate(), asyncio.to_thread(_rest_of, here))
+    finally:
+        os.close(here)
     assert process.returncode == 0
-    assert "QUEUED" in line
+    assert "CONFIRMED" in line
     assert "CONFIRMED" in out.decode()
 
 
-def _all_of(terminal: int) -> str:
-    pieces = []
+def _read(terminal: int) -> str:
     try:
-        while piece := os.read(terminal, 65536):
-            pieces.append(piece)
+        return os.read(terminal, 65536).decode(errors="replace")
     except OSError:
-        pass  # Linux says EIO where a file says end
-    finally:
-        os.close(terminal)
-    return b"".join(pieces).decode(errors="replace")
+        return ""  # Linux says EIO where a file says end
+
+
+def _rest_of(terminal: int) -> str:
+    pieces = []
+    while piece := _read(terminal):
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 async def test_a_contract_is_deployed_and_called_by_signature(terminal: Terminal, anvil: TestChain) -> None:
