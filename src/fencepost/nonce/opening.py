@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +25,7 @@ from fencepost.nonce.redis_lock import RedisLock
 from fencepost.nonce.redis_turns import HEARD_WITHIN_S
 from fencepost.nonce.segments import SegmentNonces
 from fencepost.nonce.service import NonceService
+from fencepost.runtime.beside import beside
 from fencepost.settings import Settings
 
 CLOSE_EVERY_S = 1.0
@@ -75,17 +75,8 @@ async def open_nonce_service(
         )
         service.closings = [_closing(settings, pool, chain, service) for chain in chains.values()]
         stack.push_async_callback(service.close)
-        of_the_body: Exception | None = None  # goes out as it is, not in a group
-        async with asyncio.TaskGroup() as group:
-            loops = group.create_task(service.run(), name="nonce service")
-            try:
-                yield service
-            except Exception as error:  # noqa: BLE001 - raised again below, once the group has ended
-                of_the_body = error
-            finally:
-                loops.cancel()
-        if of_the_body is not None:
-            raise of_the_body
+        async with beside(service.run(), name="nonce service"):
+            yield service
 
 
 def _link(settings: Settings, names: AbstractSet[str]) -> RedisLink | None:

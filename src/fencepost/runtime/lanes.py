@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -66,7 +65,10 @@ class Lanes:
     _watchful: dict[Signer, Lane] = field(default_factory=dict)
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
-    _forks: dict[Signer, tuple[int, float]] = field(default_factory=dict)  # block, when: not looked into yet
+    _forks: dict[Signer, list[tuple[int, float]]] = field(
+        default_factory=dict
+    )  # block, when: not looked into
+    now_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._ready = [asyncio.Queue() for _ in range(self.workers)]
@@ -102,9 +104,7 @@ class Lanes:
 
     def open(self, term: Term) -> None:
         lane = self.make_lane(term)
-        block, at_s = self._forks.get(term.signer, (0, -math.inf))
-        if time.monotonic() - at_s < FORK_KEPT_S:
-            lane.forked_at = block
+        lane.forked_at = min((block for block, _ in self._young_forks(term.signer)), default=None)
         self._slots[term.signer] = _Slot(lane, self._worker_of(term.signer))
         self.wake(term.signer)
 
@@ -113,12 +113,16 @@ class Lanes:
 
         Its lane looks into that; should the lane be lost over it, the next one here does, until one has.
         """
-        known, _ = self._forks.get(signer, (block, 0.0))
-        self._forks[signer] = (min(block, known), time.monotonic())
+        deeper = [fork for fork in self._young_forks(signer) if fork[0] < block]  # the others are in this one
+        self._forks[signer] = [*deeper, (block, self.now_s())]
         if (slot := self._slots.get(signer)) is not None:
             at = slot.lane.forked_at
             slot.lane.forked_at = block if at is None else min(block, at)
             self.wake(signer)
+
+    def _young_forks(self, signer: Signer) -> list[tuple[int, float]]:
+        oldest_s = self.now_s() - FORK_KEPT_S
+        return [fork for fork in self._forks.get(signer, ()) if fork[1] > oldest_s]
 
     def wake(self, signer: Signer) -> None:
         slot = self._slots.get(signer)
