@@ -128,7 +128,7 @@ async def _at_rest() -> tuple[Bench, BenchNode]:
     working = asyncio.create_task(node.node.lanes.run())
     try:
         await _until(bench, node, tx_id, State.SUBMITTED)
-        assert node.node.lanes.watchful() == [node.lane]
+        assert node.node.lanes.watchful() == [], "it waits for a block with its hash, not for any"
         bench.chain.mine(2)
         await node.node.heads_once(CHAIN_ID)
         await _until(bench, node, tx_id, State.CONFIRMED)
@@ -153,6 +153,7 @@ async def test_a_block_wakes_the_lane_whose_hashes_it_holds_and_no_lane_for_whic
         await node.node.heads_once(CHAIN_ID)
         assert node.node.lanes.is_busy(bench.signer)
         await _until(bench, node, tx_id, State.TRACKING)
+        assert node.node.lanes.watchful() == [node.lane]
         bench.chain.mine(1)
         await node.node.heads_once(CHAIN_ID)
         assert node.node.lanes.is_busy(bench.signer), "it waits for depth"
@@ -170,7 +171,24 @@ async def test_a_block_tells_nothing_to_a_lane_that_rests_but_a_fork_does() -> N
     bench.chain.reorg(1)
     await node.node.heads_once(CHAIN_ID)
     assert node.node.lanes.is_busy(bench.signer)
-    assert node.node.lanes.watchful() == [node.lane]
+
+
+async def test_no_hash_is_looked_for_after_its_transaction_or_its_lane_is_gone() -> None:
+    bench, node = await _at_rest()
+    awaited = node.node.watches[CHAIN_ID].awaited
+    assert not awaited, "it is mined"
+    tx_id = await bench.request()
+    node.node.hint(bench.signer)
+    await node.turn()
+    assert bench.state(tx_id) is State.SUBMITTED
+    assert awaited == {bench.tx(tx_id).hash: bench.signer}
+    bench.chain.mine(1)
+    await node.node.heads_once(CHAIN_ID)
+    bench.chain.reorg(1)
+    await node.turn()
+    assert awaited == {bench.tx(tx_id).hash: bench.signer}, "a fork took its block"
+    node.node.lanes.drop(bench.signer)
+    assert not awaited
 
 
 async def test_the_lease_of_a_lane_that_rests_is_renewed_every_other_time_and_at_work_each_time() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fencepost.application.ports import Block, BlockTag, Chain, Header
 from fencepost.domain.confirmations import View
-from fencepost.domain.ids import BlockHash
+from fencepost.domain.ids import BlockHash, Signer, TxHash
 from fencepost.errors import RpcUnavailable
 
 # A node that slept through more blocks than this begins its view anew; its lanes then look up their receipts.
@@ -34,6 +34,9 @@ class ChainWatch:
     )
     settled_tag: BlockTag | None = None
     block_expected: asyncio.Event = field(default_factory=asyncio.Event)  # set when something was sent
+    awaited: dict[TxHash, Signer] = field(
+        default_factory=dict
+    )  # what lanes wait to see in a block, and whose
     _hashes: dict[int, BlockHash] = field(default_factory=dict)
     _head: int = -1
     _settled: int | None = None

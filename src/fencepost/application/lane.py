@@ -168,9 +168,17 @@ class Lane:
         """What waits for a block, by nonce."""
         return [tx for tx in self.in_flight.values() if tx.mined is None]
 
+    @property
+    def waits_for_depth(self) -> bool:
+        """Every block brings something nearer to its end."""
+        return any(tx.mined is not None for tx in self.in_flight.values())
+
     def adopt(self, state: LaneState, *, queue_limit: int) -> None:
         self.cursor = state.cursor
+        self.await_nothing()
         self.in_flight = {tx.held_nonce(): tx for tx in state.in_flight}
+        for tx in state.in_flight:
+            self._await_block_of(tx)
         self.queue.load(state.queue)
         self.queue_may_have_more = len(state.queue) >= queue_limit
 
@@ -234,7 +242,24 @@ class Lane:
         if moves:
             self.observer.note("moved", signer=self.signer, moves=moves)
 
+    def _await_block_of(self, tx: ManagedTx) -> None:
+        """Its hashes are looked for in every block until it is in one, and again when that block is gone."""
+        awaited = self.watch.awaited
+        if tx.mined is None and not tx.is_terminal:
+            for attempt in tx.attempts:
+                awaited[attempt.signed.hash] = self.signer
+        else:
+            for attempt in tx.attempts:
+                awaited.pop(attempt.signed.hash, None)
+
+    def await_nothing(self) -> None:
+        """The lane is over, or what it held is."""
+        for tx in self.in_flight.values():
+            for attempt in tx.attempts:
+                self.watch.awaited.pop(attempt.signed.hash, None)
+
     def _remember(self, tx: ManagedTx) -> None:
+        self._await_block_of(tx)
         if tx.state is State.QUEUED:
             self.queue.update(tx)
         elif tx.nonce is None:

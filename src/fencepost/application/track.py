@@ -46,6 +46,7 @@ def _due_for_look_up(lane: Lane) -> list[ManagedTx]:
     unmined = [tx for tx in lane.unmined if tx.attempts]
     if not unmined:
         lane.must_look_up = False
+        lane.seen.clear()
         lane.receipt_checked_at_s = now_s
         return []
     checked_s = lane.receipt_checked_at_s

@@ -87,19 +87,29 @@ class Following:
         del self._unasked[chain_id]
 
     def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
-        mined = {tx_hash for block in change.blocks for tx_hash in block.tx_hashes}
+        self._tell_whose_hashes(chain_id, change)
         if change.forked_at is not None:
             _log.warning("chain %s forked at block %s, below head %s", chain_id, change.forked_at, old_head)
             self._unasked[chain_id] = min(change.forked_at, self._unasked.get(chain_id, change.forked_at))
-        for lane in self.lanes.watchful() if change.forked_at is None else self.lanes:
+        concerns_all = change.begun_anew or change.forked_at is not None
+        for lane in self.lanes if concerns_all else self.lanes.watchful():
             if lane.signer.chain_id != chain_id:
                 continue
-            unmined = lane.unmined
-            ours = [attempt.signed.hash for tx in unmined for attempt in tx.attempts]
-            lane.seen.update(tx_hash for tx_hash in ours if tx_hash in mined)
-            lane.must_look_up |= change.begun_anew and bool(ours)
+            lane.must_look_up |= change.begun_anew and any(tx.attempts for tx in lane.unmined)
             if change.forked_at is not None:
                 self.lanes.forked(lane.signer, change.forked_at)
-            waits_for_depth = len(unmined) < len(lane.in_flight)
-            if waits_for_depth or lane.seen or lane.must_look_up:
+            if lane.seen or lane.must_look_up or lane.waits_for_depth:
                 self.lanes.wake(lane.signer)  # what else a lane waits for, it has its own timer for
+
+    def _tell_whose_hashes(self, chain_id: int, change: HeadChange) -> None:
+        """What it costs grows with the blocks, not with the lanes that wait."""
+        awaited = self.watches[chain_id].awaited
+        for block in change.blocks:
+            for tx_hash in block.tx_hashes:
+                if (signer := awaited.get(tx_hash)) is None:
+                    continue
+                if (lane := self.lanes.get(signer)) is not None:
+                    lane.seen.add(tx_hash)
+                    self.lanes.wake(signer)
+                else:  # a lane that was lost wrote it at the last moment
+                    del awaited[tx_hash]

@@ -62,6 +62,7 @@ class Lanes:
     on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
     _slots: dict[Signer, _Slot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
+    _at_work: dict[Signer, Lane] = field(default_factory=dict)  # the others rest
     _watchful: dict[Signer, Lane] = field(default_factory=dict)
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
@@ -94,12 +95,12 @@ class Lanes:
         due = []
         for signer, slot in self._slots.items():
             term = slot.lane.term
-            if signer in self._watchful or now_s - term.renewed_at_s >= (term.duration_s - every_s) / 2:
+            if signer in self._at_work or now_s - term.renewed_at_s >= (term.duration_s - every_s) / 2:
                 due.append(term)
         return due
 
     def watchful(self) -> list[Lane]:
-        """Lanes to which a new block may tell something: at work, or waiting for one. The others rest."""
+        """Lanes to which any block may tell something. The others at work wait for one with a hash of theirs."""
         return list(self._watchful.values())
 
     def open(self, term: Term) -> None:
@@ -128,7 +129,7 @@ class Lanes:
         slot = self._slots.get(signer)
         if slot is None:
             return
-        self._watchful[signer] = slot.lane
+        self._at_work[signer] = slot.lane
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
@@ -141,9 +142,13 @@ class Lanes:
         return zlib.crc32(str(signer).encode()) % self.workers
 
     def drop(self, signer: Signer) -> None:
+        self._at_work.pop(signer, None)
         self._watchful.pop(signer, None)
         slot = self._slots.pop(signer, None)
-        if slot is not None and slot.timer is not None:
+        if slot is None:
+            return
+        slot.lane.await_nothing()
+        if slot.timer is not None:
             slot.timer.cancel()
 
     def _let_go(self, slot: _Slot) -> None:
@@ -211,6 +216,7 @@ class Lanes:
                 continue
             self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
             self._stepping.add(signer)
+            self._watchful[signer] = slot.lane  # a block that comes meanwhile may be missed by the step
             try:
                 again_s = await self._step(slot)
             finally:
@@ -224,8 +230,11 @@ class Lanes:
             return
         if again_s is not None:
             self._wake_later(slot, again_s)
-        if slot.lane.reconciled and slot.lane.is_idle and slot.lane.signer not in self._queued:
-            self._watchful.pop(slot.lane.signer, None)
+        lane = slot.lane
+        if not (lane.waits_for_depth or lane.seen or lane.must_look_up):
+            self._watchful.pop(lane.signer, None)
+        if lane.reconciled and lane.is_idle and lane.signer not in self._queued:
+            self._at_work.pop(lane.signer, None)
 
     def _wake_later(self, slot: _Slot, seconds: float) -> None:
         signer = slot.lane.signer
