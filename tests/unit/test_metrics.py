@@ -12,15 +12,20 @@ from typing import Any
 from uuid import UUID
 
 import aiohttp
+import prometheus_client
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 from starlette.applications import Starlette
 
 from fencepost.api.metrics import metrics_route
-from fencepost.application.ports import Move
+from fencepost.application.ports import TxChange
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.managed import Intent, Kind, ManagedTx
+from fencepost.domain.send import SendCategory
 from fencepost.domain.states import State
+from fencepost.domain.transaction import Call
 from fencepost.runtime import logs
+from fencepost.runtime.histogram import Histogram
 from fencepost.runtime.metrics import MOST_REMEMBERED, Metrics, PoolUse
 from fencepost.runtime.observing import NodeObserver
 from fencepost.serving import bind, serve
@@ -55,6 +60,12 @@ def noted(metrics: Metrics) -> NodeObserver:
     return NodeObserver("north", metrics)
 
 
+def moved(tx_id: UUID, before: State, after: State, *, received_s: float | None = None) -> TxChange:
+    intent = Intent(Call(SIGNER.address))
+    tx = ManagedTx(tx_id, SIGNER, 1, Kind.INTENT, intent, state=before, received_s=received_s)
+    return TxChange(tx, tx._replace(state=after), ())
+
+
 def exercised(*, signer_labels: bool = False) -> Metrics:
     """Everything that can be counted happened once."""
     metrics = Metrics(signer_labels=signer_labels)
@@ -63,8 +74,8 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("renew", renewed=3, fenced=1)
     observer.note("renew", error=4)
     observer.note("fenced", signer=SIGNER, token=1, op="allocate")
-    observer.note("sent", signer=SIGNER, tx=TX, token=1, result="accepted", again=False)
-    observer.note("sent", signer=SIGNER, tx=TX, token=1, result="accepted", again=True)
+    accepted = SendCategory.ACCEPTED
+    observer.note("sent", signer=SIGNER, txs=[TX, TX], token=1, results=[accepted, accepted], again=1)
     observer.note("receipts", signer=SIGNER, asked=5, found=2)
     observer.note("receipts_failed", signer=SIGNER)
     observer.note("new_fork", signer=SIGNER, tx=TX, token=1)
@@ -75,8 +86,9 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("history_changed", before="1", after="2")
     observer.note("lane_lost", signer=SIGNER, token=1, error="OSError")
     observer.note("protect", signer=SIGNER, token=1, reason="because")
-    observer.note("moved", signer=SIGNER, moves=[Move(TX, State.QUEUED, State.ALLOCATED, 10.0, 9.0)])
-    observer.note("moved", signer=SIGNER, moves=[Move(TX, State.TRACKING, State.CONFIRMED, 12.0)])
+    queued = moved(TX, State.QUEUED, State.ALLOCATED, received_s=9.0)
+    observer.note("moved", signer=SIGNER, changes=[queued], at_s=10.0)
+    observer.note("moved", signer=SIGNER, changes=[moved(TX, State.TRACKING, State.CONFIRMED)], at_s=12.0)
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "ok")
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "unavailable")
     metrics.sampled({SIGNER: {State.QUEUED: 7}})
@@ -121,14 +133,14 @@ def test_counts_are_what_happened() -> None:
 def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() -> None:
     metrics = Metrics(signer_labels=False)
     observer = noted(metrics)
-    for move in (
-        Move(TX, State.QUEUED, State.ALLOCATED, 10.0, since_s=7.5),
-        Move(TX, State.ALLOCATED, State.SUBMITTED, 11.0),
-        Move(TX, State.SUBMITTED, State.TRACKING, 15.0),
-        Move(TX, State.TRACKING, State.FAILED, 23.0),
-        Move(TAKEN_OVER, State.TRACKING, State.CONFIRMED, 30.0),
+    for at_s, change in (
+        (10.0, moved(TX, State.QUEUED, State.ALLOCATED, received_s=7.5)),
+        (11.0, moved(TX, State.ALLOCATED, State.SUBMITTED, received_s=7.5)),
+        (15.0, moved(TX, State.SUBMITTED, State.TRACKING, received_s=7.5)),
+        (23.0, moved(TX, State.TRACKING, State.FAILED, received_s=7.5)),
+        (30.0, moved(TAKEN_OVER, State.TRACKING, State.CONFIRMED, received_s=7.5)),
     ):
-        observer.note("moved", signer=SIGNER, moves=[move])
+        observer.note("moved", signer=SIGNER, changes=[change], at_s=at_s)
     took = {
         stage: value(metrics, "tx_stage_seconds_sum", stage=stage)
         for stage in (
@@ -147,9 +159,28 @@ def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() 
 
 def test_what_is_remembered_of_transactions_is_bounded() -> None:
     metrics = Metrics(signer_labels=False)
-    moves = [Move(UUID(int=n), State.QUEUED, State.ALLOCATED, 1.0) for n in range(MOST_REMEMBERED + 10)]
-    noted(metrics).note("moved", signer=SIGNER, moves=moves)
+    changes = [moved(UUID(int=n), State.QUEUED, State.ALLOCATED) for n in range(MOST_REMEMBERED + 10)]
+    noted(metrics).note("moved", signer=SIGNER, changes=changes, at_s=1.0)
     assert len(metrics._since) == MOST_REMEMBERED
+
+
+@pytest.mark.parametrize("labels", [(), ("stage",)])
+def test_a_histogram_of_ours_reads_like_the_librarys(labels: tuple[str, ...]) -> None:
+    bounds, values = (0.005, 0.1, 1, 30), (0.0, 0.005, 0.0051, 0.1, 0.7, 1, 29, 30, 31, 1e9)
+    ours, theirs = prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    mine = Histogram("took", "How long.", bounds, labels, ours)
+    library = prometheus_client.Histogram("took", "How long.", labels, buckets=bounds, registry=theirs)
+    assert _told(ours) == _told(theirs), "before anything was seen"
+    for value in values:
+        mine[labels].observe(value)
+        (library.labels(*labels) if labels else library).observe(value)
+    assert _told(ours) == _told(theirs)
+
+
+def _told(registry: prometheus_client.CollectorRegistry) -> list[str]:
+    """Without the time at which the library made each series."""
+    text = prometheus_client.generate_latest(registry).decode()
+    return [line for line in text.splitlines() if "_created" not in line]
 
 
 def test_signers_are_told_apart_only_if_asked_for() -> None:
@@ -260,7 +291,11 @@ def written() -> Iterator[io.StringIO]:
     ("event", "fields", "told"),
     [
         ("wrote", {"op": "allocate", "txs": [TX]}, {"op": "allocate", "txs": [str(TX)]}),
-        ("sent", {"tx": TX, "again": False, "result": "accepted"}, {"tx": str(TX), "again": False}),
+        (
+            "sent",
+            {"txs": [TX], "results": [SendCategory.ACCEPTED], "again": 0},
+            {"txs": [str(TX)], "results": ["accepted"]},
+        ),
         ("fenced", {"op": "renew"}, {"op": "renew"}),
         ("new_fork", {"tx": TX}, {"tx": str(TX)}),
     ],

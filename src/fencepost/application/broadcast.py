@@ -66,14 +66,14 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
                 ),
             )
         )
-        lane.observer.note(
-            "sent",
-            signer=lane.signer,
-            tx=tx.tx_id,
-            token=lane.term.token,
-            result=result.category.value,
-            again=tx.latest.sent_count > 0,
-        )
+    lane.observer.note(
+        "sent",
+        signer=lane.signer,
+        token=lane.term.token,
+        txs=[tx.tx_id for tx in txs],
+        results=[result.category for result in results],
+        again=sum(tx.latest.sent_count > 0 for tx in txs),
+    )
     stored = await lane.commit(changes, op="send_result")
     answered = list(zip(stored, actions, results, strict=True))
     for tx, action, result in sorted(answered, key=_alarms_first):

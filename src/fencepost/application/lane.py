@@ -26,7 +26,6 @@ from fencepost.application.ports import (
     LaneState,
     LaneWrite,
     Ledger,
-    Move,
     Observer,
     TxChange,
 )
@@ -227,20 +226,9 @@ class Lane:
         return stored
 
     def _note_moves(self, changes: Sequence[TxChange]) -> None:
-        now_s = self.clock.now_s()
-        moves = [
-            Move(
-                tx_id=change.before.tx_id,
-                before=change.before.state,
-                after=change.after.state,
-                at_s=now_s,
-                since_s=change.before.received_s if change.before.state is State.QUEUED else None,
-            )
-            for change in changes
-            if change.before.state is not change.after.state
-        ]
-        if moves:
-            self.observer.note("moved", signer=self.signer, moves=moves)
+        moved = [change for change in changes if change.before.state is not change.after.state]
+        if moved:
+            self.observer.note("moved", signer=self.signer, changes=moved, at_s=self.clock.now_s())
 
     def _await_block_of(self, tx: ManagedTx) -> None:
         """Its hashes are looked for in every block until it is in one, and again when that block is gone."""

@@ -17,7 +17,7 @@ from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, Kind, ManagedTx
 from fencepost.domain.send import SendResult
-from fencepost.domain.states import CursorState, State
+from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 
 BlockTag = Literal["latest", "pending", "safe", "finalized"]
@@ -110,16 +110,6 @@ class Observer(Protocol):
     """
 
     def note(self, event: str, /, **fields: object) -> None: ...
-
-
-class Move(NamedTuple):
-    """A transaction that changed its state, as observers hear it ("moved"). `since_s`: in the old one since then."""
-
-    tx_id: UUID
-    before: State
-    after: State
-    at_s: float
-    since_s: float | None = None
 
 
 # ---- the ledger

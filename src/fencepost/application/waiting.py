@@ -55,6 +55,8 @@ class Waiting:
         self.changed(list(self._events))
 
     def changed(self, tx_ids: Iterable[UUID]) -> None:
+        if not self._events:  # nobody waits, nearly always
+            return
         for tx_id in tx_ids:
             for event in self._events.get(tx_id, ()):
                 event.set()

@@ -8,17 +8,20 @@ signer is one only if the settings say so.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from fencepost.application.ports import Move
+from fencepost.application.ports import TxChange
 from fencepost.domain.ids import Signer
+from fencepost.domain.send import SendCategory
 from fencepost.domain.states import LIVE, TERMINAL, State
+from fencepost.runtime.histogram import Histogram
 
 # Transactions whose last change of state is remembered, to tell how long a stage took.
 MOST_REMEMBERED = 100_000
@@ -28,13 +31,16 @@ _WAIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 _RPC_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _HANDOVER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5)
 
-_STAGES: dict[tuple[State, State], str] = {
-    (State.QUEUED, State.ALLOCATED): "queued_to_allocated",
-    (State.ALLOCATED, State.SUBMITTED): "allocated_to_submitted",
-    (State.SUBMITTED, State.TRACKING): "submitted_to_mined",
-    (State.SUBMITTED, State.CONFIRMED): "submitted_to_mined",  # and deep enough at first sight
-    **{(State.TRACKING, end): "mined_to_confirmed" for end in TERMINAL},
+# The labels of what a change of state ends.
+_STAGES: dict[tuple[State, State], tuple[str]] = {
+    (State.QUEUED, State.ALLOCATED): ("queued_to_allocated",),
+    (State.ALLOCATED, State.SUBMITTED): ("allocated_to_submitted",),
+    (State.SUBMITTED, State.TRACKING): ("submitted_to_mined",),
+    (State.SUBMITTED, State.CONFIRMED): ("submitted_to_mined",),  # and deep enough at first sight
+    **{(State.TRACKING, end): ("mined_to_confirmed",) for end in TERMINAL},
 }
+
+_UNSEEN: tuple[State | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +50,15 @@ class PoolUse:
     most: int
 
 
-_Metric = TypeVar("_Metric", Counter, Histogram)
+class _Counters(dict[tuple[str, ...], Counter]):
+    """A counter's children by their labels, each made once: the library's own look-up costs more than the counting."""
 
-
-class _Children(dict[tuple[str, ...], _Metric]):
-    """A metric's children by their labels, each made once: the library's own look-up costs more than the counting."""
-
-    def __init__(self, metric: _Metric) -> None:
+    def __init__(self, counter: Counter) -> None:
         super().__init__()
-        self._metric: _Metric = metric
+        self._counter = counter
 
-    def __missing__(self, labels: tuple[str, ...]) -> _Metric:
-        child: _Metric = self._metric.labels(*labels) if labels else self._metric
+    def __missing__(self, labels: tuple[str, ...]) -> Counter:
+        child: Counter = self._counter.labels(*labels) if labels else self._counter
         self[labels] = child
         return child
 
@@ -74,13 +77,13 @@ class Metrics:
             "acquire": self._on_acquire,
             "renew": self._on_renew,
             "fenced": lambda noted: self._count(self.lease_fenced, noted, noted["op"]),
-            "handed_over": lambda noted: self.lease_handover_seconds.observe(noted["seconds"]),
+            "handed_over": lambda noted: self.lease_handover_seconds[()].observe(noted["seconds"]),
             "sent": self._on_sent,
             "receipts": self._on_receipts,
             "receipts_failed": lambda noted: self._count(self.receipt_check, noted, "error"),
             "new_fork": lambda noted: self._count(self.confirmations_new_fork, noted),
             "moved": self._on_moved,
-            "waited": lambda noted: self.worker_queue_wait_seconds.observe(noted["seconds"]),
+            "waited": lambda noted: self.worker_queue_wait_seconds[()].observe(noted["seconds"]),
             "lane_lost": lambda _: self.lane_lost.inc(),
             "protect": lambda _: self.signer_protect.inc(),
             "overloaded": lambda noted: self.intake_refused[noted["bound"],].inc(noted["count"]),
@@ -129,7 +132,7 @@ class Metrics:
         self.tx_state = self._gauge(
             "tx_state", "Live transactions in the database by state.", "state", *self._signers
         )
-        self.tx_stage_seconds = self._histograms(
+        self.tx_stage_seconds = self._histogram(
             "tx_stage_seconds",
             "How long a transaction took from one state to the next.",
             _STAGE_BUCKETS,
@@ -148,7 +151,7 @@ class Metrics:
         )
 
     def _surroundings(self) -> None:
-        self.rpc_request_seconds = self._histograms(
+        self.rpc_request_seconds = self._histogram(
             "rpc_request_seconds", "Answers of chain nodes.", _RPC_BUCKETS, "endpoint", "method"
         )
         self.rpc_errors = self._counters(
@@ -162,19 +165,14 @@ class Metrics:
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(name, doc, labels, registry=self.registry)
 
-    def _counters(self, name: str, doc: str, *labels: str) -> _Children[Counter]:
-        return _Children(self._counter(name, doc, *labels))
-
-    def _histograms(
-        self, name: str, doc: str, buckets: tuple[float, ...], *labels: str
-    ) -> _Children[Histogram]:
-        return _Children(self._histogram(name, doc, buckets, *labels))
+    def _counters(self, name: str, doc: str, *labels: str) -> _Counters:
+        return _Counters(self._counter(name, doc, *labels))
 
     def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
         return Gauge(name, doc, labels, registry=self.registry)
 
-    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, doc, labels, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, doc: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, doc, bounds, labels, self.registry)
 
     # ---- what happens
 
@@ -214,9 +212,7 @@ class Metrics:
         self.db_pool_connections.labels("idle").set_function(lambda: pool().idle)
         self.db_pool_connections.labels("most").set_function(lambda: pool().most)
 
-    def _count(
-        self, counters: _Children[Counter], noted: Mapping[str, Any], *labels: str, by: int = 1
-    ) -> None:
+    def _count(self, counters: _Counters, noted: Mapping[str, Any], *labels: str, by: int = 1) -> None:
         if self._signers:
             labels = (*labels, str(noted.get("signer", "")))
         if by:
@@ -231,8 +227,10 @@ class Metrics:
             self.lease_renew[result,].inc(noted.get(result, 0))
 
     def _on_sent(self, noted: Mapping[str, Any]) -> None:
-        self._count(self.tx_submit, noted, noted["result"])
-        self._count(self.tx_resubmit, noted, by=int(noted["again"]))
+        results: Iterable[SendCategory] = noted["results"]
+        for category, count in Tally(results).items():
+            self._count(self.tx_submit, noted, category, by=count)
+        self._count(self.tx_resubmit, noted, by=noted["again"])
 
     def _on_receipts(self, noted: Mapping[str, Any]) -> None:
         found, asked = noted["found"], noted["asked"]
@@ -240,17 +238,23 @@ class Metrics:
         self._count(self.receipt_check, noted, "missing", by=asked - found)
 
     def _on_moved(self, noted: Mapping[str, Any]) -> None:
-        moves: Iterable[Move] = noted["moves"]
-        for move in moves:
-            state, since_s = self._since.pop(move.tx_id, (move.before, None))
-            if since_s is None or state is not move.before:
-                since_s = move.since_s
-            stage = _STAGES.get((move.before, move.after))
+        changes: Iterable[TxChange] = noted["changes"]
+        now_s: float = noted["at_s"]
+        remembered = self._since
+        ended: list[State] = []
+        for before, after, _ in changes:
+            was, is_now = before.state, after.state
+            state, since_s = remembered.pop(before.tx_id, _UNSEEN)
+            if state is not was:
+                since_s = before.received_s if was is State.QUEUED else None
+            stage = _STAGES.get((was, is_now))
             if stage is not None and since_s is not None:
-                self.tx_stage_seconds[stage,].observe(max(0.0, move.at_s - since_s))
-            if move.after in TERMINAL:
-                self.tx_finished[move.after,].inc()
+                self.tx_stage_seconds[stage].observe(max(0.0, now_s - since_s))
+            if is_now in TERMINAL:
+                ended.append(is_now)
             else:
-                self._since[move.tx_id] = (move.after, move.at_s)
-        while len(self._since) > MOST_REMEMBERED:
-            self._since.popitem(last=False)
+                remembered[before.tx_id] = (is_now, now_s)
+        for end, count in Tally(ended).items():
+            self.tx_finished[end,].inc(count)
+        while len(remembered) > MOST_REMEMBERED:
+            remembered.popitem(last=False)
