@@ -143,9 +143,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     "forks with other blocks": _plan(
         *_often("reorg", every_s=2.7, times=12, size=3, flavour="included"), required=3
     ),
-    "a stranger waits in the pool": _plan(
-        Fault("stranger", at_s=3.2, flavour="instead"), Fault("stranger", at_s=7.1, flavour="instead")
-    ),
+    "a stranger waits in the pool": _plan(Fault("stranger", at_s=3.9, flavour="instead"), variants=3),
     "a stranger, strictly": _plan(
         *_often("stranger", every_s=4.1, times=3, flavour="next"), strict=True, required=0
     ),

@@ -47,6 +47,7 @@ async def broadcast(lane: Lane) -> int:
 async def send(lane: Lane, txs: list[ManagedTx]) -> None:
     """The stored bytes of each, in one batch; then one commit for all that was answered, and only then an alarm.
 
+    If all went well, the commit can wait: should it never come, the next owner sends the same bytes again.
     An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
     """
     results = await lane.chain.send([tx.latest.signed for tx in txs])
@@ -74,6 +75,9 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
         results=[result.category for result in results],
         again=sum(tx.latest.sent_count > 0 for tx in txs),
     )
+    if all(action is Action.TRACK for action in actions):
+        lane.hold(changes, for_s=lane.policy.record_within_s)
+        return
     stored = await lane.commit(changes, op="send_result")
     answered = list(zip(stored, actions, results, strict=True))
     for tx, action, result in sorted(answered, key=_alarms_first):

@@ -8,7 +8,8 @@ the view begins at the head, and older blocks are read on demand (`view_around`)
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from fencepost.application.ports import Block, BlockTag, Chain, Header
 from fencepost.domain.confirmations import View
@@ -24,6 +25,11 @@ class HeadChange:
     blocks: tuple[Block, ...] = ()  # new canonical blocks, oldest first
     forked_at: int | None = None  # the lowest number whose block was replaced
     begun_anew: bool = False  # blocks were skipped: `blocks` does not tell everything
+    old_lowest: int = 0  # what the view showed before, from here
+    old_head: int = -1  # to here
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks) or self.forked_at is not None or self.begun_anew
 
 
 @dataclass(slots=True)
@@ -37,9 +43,14 @@ class ChainWatch:
     awaited: dict[TxHash, Signer] = field(
         default_factory=dict
     )  # what lanes wait to see in a block, and whose
+    on_change: Callable[[HeadChange], None] = lambda _change: None
     _hashes: dict[int, BlockHash] = field(default_factory=dict)
     _head: int = -1
     _settled: int | None = None
+    _turn: asyncio.Lock = field(
+        default_factory=asyncio.Lock
+    )  # one reader of the chain at a time moves the view
+    _next_look: asyncio.Task[HeadChange] | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -52,11 +63,36 @@ class ChainWatch:
 
     async def refresh(self, head: Header | None = None) -> HeadChange:
         """Bring the view to the head given, or to the one the chain has now."""
-        head = head or await self.chain.head()
+        async with self._turn:
+            return await self._refresh(head)
+
+    async def look(self) -> None:
+        """Bring the view to what the chain has from now on. Those who ask before a look begins share it."""
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look())
+        await asyncio.shield(self._next_look)
+
+    async def _look(self) -> HeadChange:
+        async with self._turn:
+            self._next_look = None
+            return await self._refresh(None)
+
+    async def _refresh(self, head: Header | None) -> HeadChange:
+        if (
+            head is None or head.number <= self._head
+        ):  # it may be older than the view by now: no fork is seen in that
+            head = await self.chain.head()
         if self.settled_tag is not None:
             self._settled = (await self.chain.head(self.settled_tag)).number
         if self._hashes.get(head.number) == head.hash and head.number == self._head:
             return HeadChange()
+        old_lowest, old_head = self.view.lowest, self.view.head
+        change = replace(await self._moved_to(head), old_lowest=old_lowest, old_head=old_head)
+        if change:
+            self.on_change(change)
+        return change
+
+    async def _moved_to(self, head: Header) -> HeadChange:
         begun_anew = not self._hashes or head.number - self._head > MOST_CAUGHT_UP
         if begun_anew:
             block = await self._block(head.number)

@@ -26,6 +26,8 @@ async def intervene(lane: Lane) -> int:
     lane.commands_may_wait = False
     commands = await lane.ledger.load_commands(lane.signer)
     try:
+        if commands:
+            await lane.write_held()  # a person decides about what is, not about what was
         for command in commands:
             lane.require_trust()
             if command.tx_id is None:

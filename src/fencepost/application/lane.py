@@ -8,13 +8,16 @@ What a death leaves behind:
 - before a commit: nothing; the next owner does the step again.
 - after a commit, before the send: signed bytes that the next owner sends.
 - after the send, before the result is written: bytes that may be out; sending them again is harmless.
+
+So the plain "a node took it" need not be written at once: it is held in memory, and written with whatever happens to
+the transaction next, or a little later (`hold`). Memory is ahead of the ledger by what is held, and by nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from fencepost.application.heads import ChainWatch
@@ -100,6 +103,7 @@ class Policy:
     refuse_reverting: bool = True
     history_max_entries: int = 200
     read_ahead: int = 512  # requests of the queue that are held in memory
+    record_within_s: float = 0.5  # how long a send that went well may wait for something to be written with
 
     @property
     def window(self) -> int:
@@ -108,6 +112,13 @@ class Policy:
     @property
     def required_blocks(self) -> int | None:
         return self.required if isinstance(self.required, int) else None
+
+
+class _Held(NamedTuple):
+    """What happened to a transaction, known here and not yet in the ledger."""
+
+    change: TxChange
+    write_by_s: float
 
 
 @dataclass(slots=True)
@@ -149,6 +160,7 @@ class Lane:
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
     forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
+    _held: dict[UUID, _Held] = field(default_factory=dict)
 
     @property
     def signer(self) -> Signer:
@@ -180,6 +192,7 @@ class Lane:
             self._await_block_of(tx)
         self.queue.load(state.queue)
         self.queue_may_have_more = len(state.queue) >= queue_limit
+        self._held.clear()
 
     def require_trust(self) -> None:
         if not self.term.is_trusted(self.clock.now_s()):
@@ -195,11 +208,16 @@ class Lane:
         fillers: Sequence[TxChange] = (),
         op: str,
     ) -> list[ManagedTx]:
-        """Write, all or nothing; then remember. Gives the transactions as they are now."""
+        """Write, all or nothing; then remember. Gives the transactions as they are now.
+
+        What is held and due is written along.
+        """
+        told = {change.before.tx_id for change in changes}
+        late = [change for change in self._due() if change.before.tx_id not in told]
         written = await self.ledger.commit(
             LaneWrite(
                 term=self.term,
-                changes=tuple(changes),
+                changes=(*late, *changes),
                 cursor_before=self.cursor,
                 cursor_after=cursor,
                 entries=tuple(entries),
@@ -219,11 +237,43 @@ class Lane:
         self.queue.leave({change.before.tx_id for change in changes if _leaves_queue(change)})
         for tx in stored:
             self._remember(tx)
+        made += late
+        for change in made:
+            self._held.pop(change.before.tx_id, None)
         self.observer.note(
-            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[tx.tx_id for tx in stored]
+            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[c.before.tx_id for c in made]
         )
         self._note_moves(made)
         return stored
+
+    # ---- what may be written later
+
+    def hold(self, changes: Sequence[TxChange], *, for_s: float) -> None:
+        """Remember now, write within `for_s`: only what the next owner finds out by itself if it is never written."""
+        write_by_s = self.clock.now_s() + for_s
+        for change in changes:
+            self._held[change.before.tx_id] = _Held(change, write_by_s)
+            self._remember(change.after)
+
+    @property
+    def write_by_s(self) -> float | None:
+        """When the first of what is held has to be written."""
+        return min((held.write_by_s for held in self._held.values()), default=None)
+
+    def _due(self) -> list[TxChange]:
+        if not self._held:
+            return []
+        now_s = self.clock.now_s()
+        return [held.change for held in self._held.values() if held.write_by_s <= now_s]
+
+    async def write_due(self) -> None:
+        if self._due():
+            await self.commit(op="held")
+
+    async def write_held(self) -> None:
+        """All of it, due or not."""
+        if self._held:
+            await self.commit([held.change for held in self._held.values()], op="held")
 
     def _note_moves(self, changes: Sequence[TxChange]) -> None:
         moved = [change for change in changes if change.before.state is not change.after.state]
@@ -261,16 +311,24 @@ class Lane:
             self.in_flight = dict(sorted([*self.in_flight.items(), (tx.nonce, tx)]))
 
     def change(self, tx: ManagedTx, *steps: Callable[[ManagedTx], Step]) -> TxChange:
-        """Several things that happen to one transaction in one commit, which makes one version of them."""
-        after = tx
+        """Several things that happen to one transaction in one commit, which makes one version of them.
+
+        What is held of it happened before, and is one of these things.
+        """
+        stored, after = tx, tx
         entries: tuple[Entry, ...] = ()
+        held = self._held.get(tx.tx_id)
+        if held is not None:
+            if tx.version != held.change.after.version:
+                raise StateMoved(f"transaction {tx.tx_id} of {self.signer} is not as remembered")
+            stored, entries = held.change.before, held.change.entries
         for step in steps:
             after, told = step(after)
             entries += told
-        kept = self._bounded(tx, entries)
-        if len(steps) > 1 or len(kept) < len(entries):
-            after = after._replace(journal_count=tx.journal_count + len(kept), version=tx.version + 1)
-        return TxChange(tx, after, kept)
+        kept = self._bounded(stored, entries)
+        if held is not None or len(steps) > 1 or len(kept) < len(entries):
+            after = after._replace(journal_count=stored.journal_count + len(kept), version=stored.version + 1)
+        return TxChange(stored, after, kept)
 
     def _bounded(self, tx: ManagedTx, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """A transaction that is sent again for days must not fill the journal: repeats stop being written down."""
@@ -290,6 +348,7 @@ async def protect(lane: Lane, reason: str) -> None:
     """A precondition is broken: nothing more goes out for this signer until a person decides."""
     if lane.is_protected:
         return
+    await lane.write_held()  # what went out before the alarm is told before it
     start = lane.policy.start_from if isinstance(lane.policy.start_from, int) else 0
     base = lane.cursor or Cursor(next_nonce=start, start_nonce=start)
     cursor = replace(base, state=CursorState.PROTECT, reason=reason[:2000])

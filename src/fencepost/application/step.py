@@ -6,10 +6,11 @@ from fencepost.application.allocate import allocate
 from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
-from fencepost.application.lane import Lane, is_sendable, is_waiting_to_be_sent
+from fencepost.application.lane import Lane, StateMoved, is_sendable, is_waiting_to_be_sent
 from fencepost.application.reconcile import reconcile, reopen_undone
 from fencepost.application.sequence import look_again, next_look_in_s
-from fencepost.application.track import stale_after_s, track
+from fencepost.application.track import look_at_once, stale_after_s, track
+from fencepost.errors import Fenced, FencepostError
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
 MOST_BATCHES = 8
@@ -17,6 +18,19 @@ MOST_BATCHES = 8
 
 async def step(lane: Lane) -> float | None:
     """Seconds until the lane wants to be stepped again, or None when only a wake-up can give it work."""
+    try:
+        again_s = await _round(lane)
+    except (Fenced, StateMoved):
+        raise
+    except FencepostError:
+        await lane.write_due()  # a silent node must not keep back what others have said
+        raise
+    await lane.write_due()
+    return _come_back_in_s(lane) if again_s is None else again_s
+
+
+async def _round(lane: Lane) -> float | None:
+    """0 if there is more to do at once."""
     if not lane.reconciled:
         await reconcile(lane)
     if lane.commands_may_wait:
@@ -29,19 +43,18 @@ async def step(lane: Lane) -> float | None:
         await reopen_undone(lane)
     await track(lane)
     await escalate(lane)
-    sent = await broadcast(lane)
+    await _send(lane)
     for _ in range(MOST_BATCHES):
         await _refill(lane)
         if not await allocate(lane):
-            break
-        sent += await broadcast(lane)
-    else:
-        return 0.0
-    if sent and lane.policy.fetch_receipt_upon_entry:
-        lane.must_look_up = True
-        if await track(lane) and lane.queue:
-            return 0.0  # what has ended made room
-    return _come_back_in_s(lane)
+            return None
+        await _send(lane)
+    return 0.0
+
+
+async def _send(lane: Lane) -> None:
+    if await broadcast(lane) and lane.policy.fetch_receipt_upon_entry:
+        await look_at_once(lane)
 
 
 async def _refill(lane: Lane) -> None:
@@ -68,6 +81,8 @@ def _come_back_in_s(lane: Lane) -> float | None:
         times.append(now_s + 0.5)
     if lane.commands_may_wait:
         times.append(now_s)
+    if lane.write_by_s is not None:
+        times.append(lane.write_by_s)
     if lane.ahead_looked_s is not None:
         times.append(now_s + next_look_in_s(lane))
     if lane.queue and lane.hold_allocation_until_s > 0:

@@ -7,13 +7,15 @@ that block lies deep enough in it. A block that leaves the view takes its receip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import Receipt, TxChange
 from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm, standing
+from fencepost.domain.ids import TxHash
 from fencepost.domain.managed import ManagedTx, Mined, Step
 from fencepost.domain.states import State
 from fencepost.errors import RpcError
@@ -57,27 +59,52 @@ def _due_for_look_up(lane: Lane) -> list[ManagedTx]:
     return [tx for tx in unmined if any(attempt.signed.hash in lane.seen for attempt in tx.attempts)]
 
 
+async def look_at_once(lane: Lane) -> int:
+    """After a send, for a chain that mines at once: head and receipts, in the time of one question."""
+    unmined = [tx for tx in lane.unmined if tx.attempts]
+    if not unmined:
+        return 0
+    found, _ = await asyncio.gather(_receipts(lane, unmined), lane.watch.look())
+    return await _record(lane, unmined, found)
+
+
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
     """Fetch the receipts of all attempts; record those whose block stands in the view."""
+    found = await _receipts(lane, txs)
+    recorded = await _record(lane, txs, found)
+    await _judge_missing(lane, [tx for tx in txs if _receipt_of(tx, found) is None])
+    return recorded
+
+
+async def _receipts(lane: Lane, txs: Sequence[ManagedTx]) -> dict[TxHash, Receipt]:
     hashes = [attempt.signed.hash for tx in txs for attempt in tx.attempts]
     found = {receipt.tx_hash: receipt for receipt in await lane.chain.receipts(hashes) if receipt is not None}
     lane.observer.note("receipts", signer=lane.signer, asked=len(hashes), found=len(found))
+    return found
+
+
+def _receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
+    return next((found[a.signed.hash] for a in tx.attempts if a.signed.hash in found), None)
+
+
+async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
+    """How many. In strict mode what has ended is written with the nonce of the next, which could not come before."""
     changes: list[TxChange] = []
-    missing: list[ManagedTx] = []
     for tx in txs:
-        receipt = next((found[a.signed.hash] for a in tx.attempts if a.signed.hash in found), None)
+        receipt = _receipt_of(tx, found)
         if receipt is None:
-            missing.append(tx)
-        elif (
-            standing(BlockRef(receipt.block_number, receipt.block_hash), lane.watch.view)
-            is not Standing.ORPHANED
-        ):
+            continue
+        block = BlockRef(receipt.block_number, receipt.block_hash)
+        if standing(block, lane.watch.view) is not Standing.ORPHANED:
             changes.append(lane.change(tx, *_steps_of(lane, tx, _mined(receipt))))
             lane.suspicions.pop(tx.held_nonce(), None)
-    if changes:
-        lane.seen -= set(found)
+    if not changes:
+        return 0
+    lane.seen -= set(found)
+    if lane.policy.strict and lane.queue:
+        lane.hold(changes, for_s=0)
+    else:
         await lane.commit(changes, op="receipt")
-    await _judge_missing(lane, missing)
     return len(changes)
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.ports import Header, Ledger
@@ -34,6 +35,10 @@ class Following:
         default_factory=dict
     )  # chain id → lowest fork the ledger wasn't asked about
 
+    def __post_init__(self) -> None:
+        for chain_id, watch in self.watches.items():
+            watch.on_change = partial(self._changed, chain_id)
+
     async def run(self, chain_id: int) -> None:
         async with aclosing(self.heads[chain_id]()) as heads:
             async for head in heads:
@@ -46,16 +51,16 @@ class Following:
                     _log.exception("chain %s: a head was not told to the lanes", chain_id)
 
     async def once(self, chain_id: int, head: Header | None = None) -> HeadChange:
-        watch = self.watches[chain_id]
-        lowest, old_head = watch.view.lowest, watch.view.head
-        change = await watch.refresh(head)
-        if change.blocks or change.forked_at is not None or change.begun_anew:
-            self._tell_lanes(chain_id, change, old_head)
-        if change.begun_anew or (change.forked_at is not None and change.forked_at <= lowest):
-            self._unlooked.add(chain_id)
+        change = await self.watches[chain_id].refresh(head)
         await self._look_back(chain_id)
         await self._ask_what_is_undone(chain_id)
         return change
+
+    def _changed(self, chain_id: int, change: HeadChange) -> None:
+        """Whoever moved the view: this loop, or a lane that could not wait for it."""
+        self._tell_lanes(chain_id, change)
+        if change.begun_anew or (change.forked_at is not None and change.forked_at <= change.old_lowest):
+            self._unlooked.add(chain_id)
 
     async def _look_back(self, chain_id: int) -> None:
         """A view shows no fork below its beginning. What ended there may be undone, and nobody saw it.
@@ -86,10 +91,12 @@ class Following:
             self.on_undone(signer, forked_at)
         del self._unasked[chain_id]
 
-    def _tell_lanes(self, chain_id: int, change: HeadChange, old_head: int) -> None:
+    def _tell_lanes(self, chain_id: int, change: HeadChange) -> None:
         self._tell_whose_hashes(chain_id, change)
         if change.forked_at is not None:
-            _log.warning("chain %s forked at block %s, below head %s", chain_id, change.forked_at, old_head)
+            _log.warning(
+                "chain %s forked at block %s, below head %s", chain_id, change.forked_at, change.old_head
+            )
             self._unasked[chain_id] = min(change.forked_at, self._unasked.get(chain_id, change.forked_at))
         concerns_all = change.begun_anew or change.forked_at is not None
         for lane in self.lanes if concerns_all else self.lanes.watchful():

@@ -1,0 +1,180 @@
+"""A send that went well is written with what follows, at the latest a little later, and nothing is lost if it never is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench
+from fencepost.application.lane import StateMoved
+from fencepost.application.ports import LaneWrite, Written
+from fencepost.domain import managed
+from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.states import State
+from fencepost.domain.transaction import SignedTx
+from fencepost.errors import RpcUnavailable
+from fencepost.lab.sim.ledger import FakeLedger
+
+LATE_S = 0.5
+LATE = replace(QUICK, record_within_s=LATE_S)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[LaneWrite]:
+    """What was written, in order."""
+    made: list[LaneWrite] = []
+    honest = FakeLedger.commit
+
+    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
+        made.append(write)
+        return await honest(ledger, write)
+
+    monkeypatch.setattr(FakeLedger, "commit", commit)
+    return made
+
+
+async def test_it_is_written_by_itself_if_nothing_follows(bench: Bench) -> None:
+    node = bench.node(LATE)
+    tx_id = await bench.request()
+    assert await node.turn() == pytest.approx(LATE_S)
+    assert bench.state(tx_id) is State.ALLOCATED
+    bench.clock.advance(LATE_S)
+    await node.turn()
+    assert bench.state(tx_id) is State.SUBMITTED
+    assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult"]
+    assert bench.sent_nonces() == [0]
+
+
+async def test_send_receipt_and_end_are_one_write(bench: Bench, writes: list[LaneWrite]) -> None:
+    node = bench.node(replace(LATE, required=0))
+    tx_id = await bench.request()
+    await node.turn()
+    before = len(writes)
+    bench.chain.mine()
+    await node.turn()
+    assert len(writes) == before + 1
+    tx = bench.tx(tx_id)
+    assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult", "ReceiveReceipt", "Finish"]
+    assert (tx.state, tx.version, tx.journal_count) == (State.CONFIRMED, 3, 5)
+    assert (tx.latest.sent_count, tx.latest.last_result) == (1, SendCategory.ACCEPTED)
+
+
+async def test_the_next_owner_sends_the_same_bytes_if_it_was_never_written(bench: Bench) -> None:
+    node = bench.node(LATE, name="first")
+    tx_id = await bench.request()
+    await node.turn()
+    await node.release()
+    following = bench.node(LATE, name="second")
+    await following.turn()
+    assert [signed.hash for signed in bench.chain.sent] == [bench.tx(tx_id).hash] * 2
+    for _ in range(3):
+        bench.chain.mine()
+        bench.clock.advance(LATE_S)
+        await following.turn()
+    assert bench.state(tx_id) is State.CONFIRMED
+
+
+async def test_a_lane_that_is_let_go_writes_it_first(bench: Bench) -> None:
+    node = bench.node(LATE)
+    tx_id = await bench.request()
+    await node.turn()
+    await node.lane.write_held()
+    assert bench.state(tx_id) is State.SUBMITTED
+    assert node.lane.write_by_s is None
+
+
+async def test_an_alarm_comes_after_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = bench.node(LATE)
+    await bench.request()
+    await node.turn()
+    taken = bench.chain.send
+
+    async def underpriced(txs: Sequence[SignedTx]) -> Sequence[SendResult]:
+        return [SendResult(SendCategory.REPLACEMENT_UNDERPRICED, "underpriced") for _ in await taken(txs)]
+
+    monkeypatch.setattr(bench.chain, "send", underpriced)
+    await bench.request()
+    await node.turn()
+    told = [row.event for row in bench.database.journal]
+    assert told[-3:] == ["SendResult", "SendResult", "Protect"]
+
+
+async def test_a_value_from_before_it_is_no_base_for_a_change(bench: Bench) -> None:
+    node = bench.node(LATE)
+    tx_id = await bench.request()
+    await node.turn()
+    with pytest.raises(StateMoved):
+        node.lane.change(bench.tx(tx_id), managed.stale)
+
+
+async def test_reading_the_lane_anew_forgets_it(bench: Bench) -> None:
+    node = bench.node(LATE)
+    tx_id = await bench.request()
+    await node.turn()
+    node.lane.reconciled = False
+    await node.turn()  # as far as the ledger knows it never went out
+    assert bench.sent_nonces() == [0, 0]
+    bench.clock.advance(LATE_S)
+    await node.turn()
+    assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult"]
+
+
+async def test_strictly_the_end_of_one_and_the_nonce_of_the_next_are_one_write(
+    bench: Bench, writes: list[LaneWrite]
+) -> None:
+    node = bench.node(replace(STRICT, required=0, record_within_s=LATE_S))
+    first, second = await bench.requests(2)
+    await node.turn()
+    before = len(writes)
+    bench.chain.mine()
+    await node.turn()
+    assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.ALLOCATED)
+    (write,) = writes[before:]
+    assert [change.after.state for change in write.changes] == [State.CONFIRMED, State.ALLOCATED]
+
+
+async def test_a_silent_node_does_not_keep_back_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = bench.node(replace(STRICT, required=0, record_within_s=LATE_S))
+    first, second = await bench.requests(2)
+    await node.turn()
+    bench.chain.mine()
+
+    async def silent(*_: object) -> int:
+        raise RpcUnavailable("no answer")
+
+    monkeypatch.setattr(bench.chain, "estimate_gas", silent)
+    with pytest.raises(RpcUnavailable):
+        await node.turn()
+    assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.QUEUED)
+
+
+async def test_looks_at_the_head_are_shared_and_move_the_view_for_all(bench: Bench) -> None:
+    node = bench.node(LATE)
+    await bench.request()
+    await node.turn()
+    bench.chain.mine()
+    watch = node.node.watches[CHAIN_ID]
+    await watch.look()
+    assert node.lane.seen == {
+        tx.hash for tx in bench.chain.sent
+    }  # whoever moves the view, the lanes hear of it
+
+
+async def test_a_head_older_than_the_view_is_no_fork(bench: Bench) -> None:
+    node = bench.node(LATE)
+    await bench.request()
+    await node.turn()
+    older = await bench.chain.head()
+    bench.chain.mine()
+    watch = node.node.watches[CHAIN_ID]
+    await watch.look()
+    change = await watch.refresh(older)
+    assert change.forked_at is None
+    assert watch.view.head == older.number + 1
