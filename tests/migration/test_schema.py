@@ -12,7 +12,7 @@ import asyncpg
 
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import Connection
-from fencepost.domain.states import TRANSITIONS
+from fencepost.domain.states import TRANSITIONS, State
 
 RECORDED = Path(__file__).with_name("schema.txt")
 
@@ -44,6 +44,13 @@ SELECT pg_get_indexdef(i.indexrelid) AS definition
  ORDER BY c.relname
 """
 
+_DOMAINS = """
+SELECT t.typname AS name, format_type(t.typbasetype, t.typtypmod) AS type, pg_get_constraintdef(k.oid) AS definition
+  FROM pg_type t LEFT JOIN pg_constraint k ON k.contypid = t.oid
+ WHERE t.typnamespace = 'public'::regnamespace AND t.typtype = 'd'
+ ORDER BY t.typname
+"""
+
 _OTHERS = """
 SELECT p.proname AS name FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace
  UNION ALL
@@ -70,6 +77,9 @@ async def described(connection: Connection) -> str:
         ]
         lines += [f"  {row['definition']}" for row in await connection.fetch(_INDEXES, table["name"])]
         lines.append("")
+    lines += [
+        f"domain {row['name']} {row['type']}: {row['definition']}" for row in await connection.fetch(_DOMAINS)
+    ]
     lines += [f"function or trigger {row['name']}" for row in await connection.fetch(_OTHERS)]
     return "\n".join(lines)
 
@@ -101,3 +111,38 @@ async def test_the_database_allows_the_steps_of_the_domain_and_no_others(dsn: st
     assert {(row["old_state"], row["new_state"]) for row in rows} == {
         (old.value, new.value) for old, new in TRANSITIONS
     }
+
+
+_LIVE_WITH = {  # live or not, with a nonce, in a block: None where either is right
+    State.QUEUED: (True, False, None),
+    State.ALLOCATED: (True, True, None),
+    State.SUBMITTED: (True, True, None),
+    State.TRACKING: (True, True, True),
+    State.SUSPENDED: (True, None, None),
+    State.CONFIRMED: (False, True, True),
+    State.FAILED: (False, None, None),
+    State.CANCELLED: (False, None, None),
+}
+
+
+async def test_the_database_knows_what_each_state_must_have(dsn: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(
+            "SELECT s.state, l.is_live, n.nonce IS NOT NULL, b.block IS NOT NULL AND h.hash IS NOT NULL"
+            "  FROM unnest($1::text[]) s (state), (VALUES (true), (false)) l (is_live),"
+            "       (VALUES (NULL::bigint), (7)) n (nonce), (VALUES (NULL::bigint), (9)) b (block),"
+            "       (VALUES (NULL), ('0x')) h (hash), (VALUES (NULL), (now())) f (finished_at)"
+            " WHERE managed_tx_stands(s.state, l.is_live, n.nonce, b.block, h.hash, f.finished_at)",
+            [*State, "ELSEWHERE"],
+        )
+    finally:
+        await connection.close()
+    # Each is there once: with one ending time or none as it is live, with a whole block or none.
+    assert sorted(map(tuple, rows)) == sorted(
+        (state.value, is_live, has_nonce, has_block)
+        for state, (is_live, nonce, block) in _LIVE_WITH.items()
+        for has_nonce in (True, False)
+        for has_block in (True, False)
+        if nonce in (None, has_nonce) and block in (None, has_block)
+    )

@@ -29,6 +29,10 @@ else:
 OLDEST_SERVER = 15
 TRANSACTION_TIMEOUT_SINCE = 17
 
+# Every statement of ours finds its rows by keys, and its plan is kept: one that was made while a table was small must
+# not read all of it when it has grown.
+_PLANNING = {"jit": "off", "enable_seqscan": "off"}
+
 LEASE_CONNECTIONS = 2
 LEASE_ANSWER_SHARE = 0.5  # of the lease's duration
 
@@ -124,7 +128,7 @@ async def open_pool(
             init=prepare,
             reset=_as_it_is,
             command_timeout=answer_within_s or max(lease_duration_s, connect_timeout_s),
-            server_settings={"application_name": application, "jit": "off"},
+            server_settings={"application_name": application, **_PLANNING},
         )
     except CONNECT_ERRORS as error:
         raise unusable(error) from error

@@ -2,6 +2,19 @@
 --
 -- Every key carries the chain. Addresses and hashes are lower-case hex text, so that a person can read them in psql.
 -- Rows of signer_lease are never deleted: a deleted row would start its tokens again.
+--
+-- The server reads a table's checks anew for every statement that writes to it, which costs a small commit more than its
+-- rows do. What one column must be is therefore said by its type: that is read once a connection, and asked only when
+-- the column is written. What columns must be together, in the tables of the hot path, is one call of a function.
+
+CREATE DOMAIN chain_number AS bigint CHECK (VALUE > 0);
+CREATE DOMAIN address AS text CHECK (length(VALUE) = 42);
+CREATE DOMAIN hash AS text CHECK (length(VALUE) = 66);
+CREATE DOMAIN digest AS bytea CHECK (length(VALUE) = 32);
+CREATE DOMAIN natural_number AS bigint CHECK (VALUE >= 0);
+CREATE DOMAIN wei AS numeric CHECK (VALUE >= 0);
+CREATE DOMAIN tally AS integer CHECK (VALUE >= 0);
+CREATE DOMAIN prose AS text CHECK (length(VALUE) <= 2000);
 
 CREATE TABLE signer_lease (
   chain_id       bigint      NOT NULL CHECK (chain_id > 0),
@@ -31,78 +44,84 @@ CREATE TABLE lease_term (
   PRIMARY KEY (chain_id, signer, fencing_token)
 );
 
+CREATE DOMAIN cursor_state AS text CHECK (VALUE IN ('ACTIVE', 'PAUSED', 'PROTECT'));
+
 CREATE TABLE signer_nonce_cursor (
-  chain_id       bigint      NOT NULL,
-  signer         text        NOT NULL,
-  next_nonce     bigint      NOT NULL CHECK (next_nonce >= 0),
-  start_nonce    bigint      NOT NULL CHECK (start_nonce >= 0),
-  state          text        NOT NULL DEFAULT 'ACTIVE' CHECK (state IN ('ACTIVE', 'PAUSED', 'PROTECT')),
-  reason         text        CHECK (length(reason) <= 2000),
-  fencing_token  bigint      NOT NULL,
-  updated_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+  chain_id       chain_number   NOT NULL,
+  signer         address        NOT NULL,
+  next_nonce     natural_number NOT NULL,
+  start_nonce    natural_number NOT NULL,
+  state          cursor_state   NOT NULL DEFAULT 'ACTIVE',
+  reason         prose,
+  fencing_token  bigint         NOT NULL,
+  updated_at     timestamptz    NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer),
-  CHECK (next_nonce >= start_nonce),
-  CHECK (state <> 'PROTECT' OR reason IS NOT NULL)
+  CONSTRAINT signer_nonce_cursor_stands CHECK (next_nonce >= start_nonce AND (state <> 'PROTECT' OR reason IS NOT NULL))
 ) WITH (fillfactor = 50);
 
-CREATE TABLE managed_tx (
-  tx_id            uuid        PRIMARY KEY,
-  seq              bigint      GENERATED ALWAYS AS IDENTITY,
-  chain_id         bigint      NOT NULL,
-  signer           text        NOT NULL,
-  request_id       text,
-  kind             text        NOT NULL, -- 'intent', 'handler' or 'filler'
-  origin           uuid,       -- the incarnation that holds the handler of a 'handler' row
-  payload          jsonb       NOT NULL,
-  payload_digest   bytea       NOT NULL,
-  valid_until      timestamptz,
+CREATE DOMAIN tx_kind AS text CHECK (VALUE IN ('intent', 'handler', 'filler'));
+CREATE DOMAIN request_name AS text CHECK (length(VALUE) BETWEEN 1 AND 200);
+CREATE DOMAIN tx_sub_state AS text CHECK (VALUE IN ('STALE', 'STUCK', 'UNFUNDED', 'PROTECT', 'REFUSED'));
+CREATE DOMAIN tx_ending AS text CHECK (VALUE IN ('FAILED', 'CANCELLED'));
 
-  version          bigint      NOT NULL DEFAULT 1,
-  state            text        NOT NULL DEFAULT 'QUEUED',
-  -- Changes once in a lifetime, so that the steps in between touch no index.
-  is_live          boolean     NOT NULL DEFAULT true,
-  sub_state        text,
-  nonce            bigint,
-  ending           text, -- what it becomes when a filler takes its nonce
-  error            text,
-
-  submit_count     integer     NOT NULL DEFAULT 0,
-  last_submit_at   timestamptz,
-  next_resubmit_at timestamptz,
-  journal_count    integer     NOT NULL DEFAULT 0,
-
-  tx_hash          text,       -- of the attempt that mined, else the latest
-  block_number     bigint,
-  block_hash       text,
-  receipt          jsonb,
-  confirmations    jsonb,
-
-  fencing_token    bigint,
-  created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-  updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-  finished_at      timestamptz,
-
-  UNIQUE (chain_id, signer, request_id),
-  -- A check is read anew by every statement that writes: few large ones cost less than many small ones.
-  CONSTRAINT managed_tx_asked CHECK (
-    chain_id > 0 AND length(signer) = 42 AND length(request_id) BETWEEN 1 AND 200
-    AND kind IN ('intent', 'handler', 'filler') AND length(payload_digest) = 32),
-  CONSTRAINT managed_tx_state CHECK (
+-- What a transaction must have in each state, and that it is live until it has ended.
+CREATE FUNCTION managed_tx_stands(
+  state text, is_live boolean, nonce bigint, block_number bigint, block_hash text, finished_at timestamptz
+) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+  RETURN is_live = (finished_at IS NULL) AND (block_hash IS NULL) = (block_number IS NULL) AND
     CASE state
       WHEN 'QUEUED' THEN is_live AND nonce IS NULL
-      WHEN 'SUSPENDED' THEN is_live
       WHEN 'ALLOCATED' THEN is_live AND nonce IS NOT NULL
       WHEN 'SUBMITTED' THEN is_live AND nonce IS NOT NULL
       WHEN 'TRACKING' THEN is_live AND nonce IS NOT NULL AND block_hash IS NOT NULL
       WHEN 'CONFIRMED' THEN NOT is_live AND nonce IS NOT NULL AND block_hash IS NOT NULL
       WHEN 'FAILED' THEN NOT is_live
       WHEN 'CANCELLED' THEN NOT is_live
+      WHEN 'SUSPENDED' THEN is_live
       ELSE false
-    END
-    AND is_live = (finished_at IS NULL) AND (block_hash IS NULL) = (block_number IS NULL)),
-  CONSTRAINT managed_tx_values CHECK (
-    nonce >= 0 AND submit_count >= 0 AND length(tx_hash) = 66 AND length(block_hash) = 66 AND length(error) <= 2000
-    AND sub_state IN ('STALE', 'STUCK', 'UNFUNDED', 'PROTECT', 'REFUSED') AND ending IN ('FAILED', 'CANCELLED'))
+    END;
+END $$;
+
+CREATE TABLE managed_tx (
+  tx_id            uuid           PRIMARY KEY,
+  seq              bigint         GENERATED ALWAYS AS IDENTITY,
+  chain_id         chain_number   NOT NULL,
+  signer           address        NOT NULL,
+  request_id       request_name,
+  kind             tx_kind        NOT NULL,
+  origin           uuid,          -- the incarnation that holds the handler of a 'handler' row
+  payload          jsonb          NOT NULL,
+  payload_digest   digest         NOT NULL,
+  valid_until      timestamptz,
+
+  version          bigint         NOT NULL DEFAULT 1,
+  state            text           NOT NULL DEFAULT 'QUEUED',
+  -- Changes once in a lifetime, so that the steps in between touch no index.
+  is_live          boolean        NOT NULL DEFAULT true,
+  sub_state        tx_sub_state,
+  nonce            natural_number,
+  ending           tx_ending,     -- what it becomes when a filler takes its nonce
+  error            prose,
+
+  submit_count     tally          NOT NULL DEFAULT 0,
+  last_submit_at   timestamptz,
+  next_resubmit_at timestamptz,
+  journal_count    integer        NOT NULL DEFAULT 0,
+
+  tx_hash          hash,          -- of the attempt that mined, else the latest
+  block_number     bigint,
+  block_hash       hash,
+  receipt          jsonb,
+  confirmations    jsonb,
+
+  fencing_token    bigint,
+  created_at       timestamptz    NOT NULL DEFAULT clock_timestamp(),
+  updated_at       timestamptz    NOT NULL DEFAULT clock_timestamp(),
+  finished_at      timestamptz,
+
+  UNIQUE (chain_id, signer, request_id),
+  CONSTRAINT managed_tx_stands CHECK (managed_tx_stands(state, is_live, nonce, block_number, block_hash, finished_at))
 ) WITH (fillfactor = 70);
 
 -- What a lane loads: the live rows of a signer, those with a nonce first by nonce, the queue by arrival.
@@ -114,29 +133,32 @@ CREATE UNIQUE INDEX managed_tx_nonce ON managed_tx (chain_id, signer, nonce) WHE
 -- What ended from a block on, after a fork. Rows come in about the order of their blocks: ranges suffice, and cost nothing.
 CREATE INDEX managed_tx_block ON managed_tx USING brin (block_number) WITH (pages_per_range = 32, autosummarize = on);
 
+CREATE DOMAIN attempt_number AS integer CHECK (VALUE >= 1);
+CREATE DOMAIN attempt_purpose AS text CHECK (VALUE IN ('intent', 'filler'));
+CREATE DOMAIN envelope_type AS smallint CHECK (VALUE BETWEEN 0 AND 2);
+CREATE DOMAIN gas_amount AS bigint CHECK (VALUE > 0);
+
 CREATE TABLE tx_attempt (
-  tx_id          uuid        NOT NULL,
-  attempt        integer     NOT NULL,
-  chain_id       bigint      NOT NULL,
-  signer         text        NOT NULL,
-  nonce          bigint      NOT NULL,
-  purpose        text        NOT NULL, -- 'intent' or 'filler'
-  tx_type        smallint    NOT NULL,
-  gas            bigint      NOT NULL,
-  fee_cap_wei    numeric     NOT NULL,
-  tip_wei        numeric     NOT NULL,
-  raw            bytea       NOT NULL,
-  tx_hash        text        NOT NULL,
-  sent_count     integer     NOT NULL DEFAULT 0,
+  tx_id          uuid            NOT NULL,
+  attempt        attempt_number  NOT NULL,
+  chain_id       chain_number    NOT NULL,
+  signer         address         NOT NULL,
+  nonce          natural_number  NOT NULL,
+  purpose        attempt_purpose NOT NULL,
+  tx_type        envelope_type   NOT NULL,
+  gas            gas_amount      NOT NULL,
+  fee_cap_wei    wei             NOT NULL,
+  tip_wei        wei             NOT NULL,
+  raw            bytea           NOT NULL,
+  tx_hash        hash            NOT NULL,
+  sent_count     integer         NOT NULL DEFAULT 0,
   last_result    text,
-  last_message   text,
-  fencing_token  bigint      NOT NULL,
-  created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+  last_message   prose,
+  fencing_token  bigint          NOT NULL,
+  created_at     timestamptz     NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (tx_id, attempt),
   UNIQUE (chain_id, tx_hash),
-  CONSTRAINT tx_attempt_values CHECK (
-    attempt >= 1 AND nonce >= 0 AND purpose IN ('intent', 'filler') AND tx_type BETWEEN 0 AND 2 AND gas > 0
-    AND tip_wei BETWEEN 0 AND fee_cap_wei AND length(tx_hash) = 66 AND length(last_message) <= 2000)
+  CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
 ) WITH (fillfactor = 50); -- each row is written again once, with what the node said: in its own page
 
 -- Which state may follow which: `domain/states.py` is the source, a test compares, every fenced write obeys.
@@ -156,6 +178,8 @@ INSERT INTO state_transition (old_state, new_state) VALUES
   ('FAILED', 'SUBMITTED'), ('FAILED', 'TRACKING'),
   ('CANCELLED', 'SUBMITTED'), ('CANCELLED', 'TRACKING');
 
+CREATE DOMAIN event_name AS text CHECK (length(VALUE) <= 60);
+
 -- Append-only, and no row is asked for by itself, so it has no key. (xid, id) below pg_snapshot_xmin(pg_current_snapshot()) is an order in which nothing appears late.
 CREATE TABLE journal (
   id             bigint      GENERATED ALWAYS AS IDENTITY,
@@ -164,7 +188,7 @@ CREATE TABLE journal (
   chain_id       bigint      NOT NULL,
   signer         text        NOT NULL,
   tx_id          uuid,
-  event          text        NOT NULL CHECK (length(event) <= 60),
+  event          event_name  NOT NULL,
   state          text,
   detail         jsonb,
   node           text,

@@ -1,7 +1,8 @@
 -- The front door: tags to find requests by, keys of callers, what people did, and orders to page through.
 
-ALTER TABLE managed_tx
-  ADD COLUMN tags text[] NOT NULL DEFAULT '{}' CHECK (cardinality(tags) <= 20);
+CREATE DOMAIN tag_list AS text[] CHECK (cardinality(VALUE) <= 20);
+
+ALTER TABLE managed_tx ADD COLUMN tags tag_list NOT NULL DEFAULT '{}';
 
 CREATE INDEX managed_tx_tags ON managed_tx USING gin (tags) WHERE tags <> '{}';
 
