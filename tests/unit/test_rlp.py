@@ -22,6 +22,8 @@ ITEMS = st.recursive(STRINGS, lambda inner: st.lists(inner, max_size=6), max_lea
 @example(b"x" * 56)
 @example([b"x"] * 55)
 @example([b"x"] * 56)
+@example(b"x" * 255)
+@example(b"x" * 256)
 @example(b"x" * 70_000)
 def test_writes_and_reads_what_the_library_does(item: rlp.Decoded) -> None:
     encoded = rlp.encode(item)
@@ -33,6 +35,7 @@ def test_writes_and_reads_what_the_library_does(item: rlp.Decoded) -> None:
 @example(0)
 @example(127)
 @example(128)
+@example(2**440 - 1)
 @example(2**440)
 def test_numbers_are_big_endian_without_leading_zeros(number: int) -> None:
     encoded = rlp.encode(number)

@@ -35,7 +35,7 @@ _EIP155_V = 35
 _ADDRESS_BYTES = 20
 _WORD_BYTES = 32
 _SIGNATURE_BYTES = 65
-_NOBODY = rlp.encode_string(b"")
+_TYPE_BYTE = {tx_type: bytes((tx_type,)) for tx_type in TxType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,50 +53,57 @@ def sign_tx(tx: UnsignedTx, key: PrivateKey) -> SignedTx:
 def encode_fields(tx: UnsignedTx) -> bytes:
     """The fields of `tx` in RLP, without the list around them and without what the signature adds."""
     _check(tx)
-    number, call, fees = rlp.encode_number, tx.call, tx.fees
+    call, fees, nonce = tx.call, tx.fees, rlp.encode_number(tx.nonce)
     head: tuple[bytes, ...]
     if tx.type is TxType.DYNAMIC_FEE:
-        head = (number(tx.chain_id), number(tx.nonce), number(fees.tip_wei), number(fees.fee_cap_wei))
+        head = (_usual(tx.chain_id), nonce, _usual(fees.tip_wei), _usual(fees.fee_cap_wei))
     elif tx.type is TxType.ACCESS_LIST:
-        head = (number(tx.chain_id), number(tx.nonce), number(fees.fee_cap_wei))
+        head = (_usual(tx.chain_id), nonce, _usual(fees.fee_cap_wei))
     else:
-        head = (number(tx.nonce), number(fees.fee_cap_wei))
+        head = (nonce, _usual(fees.fee_cap_wei))
     return b"".join(
         (
             *head,
-            number(tx.gas),
-            _NOBODY if call.to is None else _encode_address(call.to),
-            number(call.value_wei),
+            _usual(tx.gas),
+            rlp.EMPTY_STRING if call.to is None else _encode_address(call.to),
+            _usual(call.value_wei),
             rlp.encode_string(call.data),
             b"" if tx.type is TxType.LEGACY else _encode_access_list(call.access_list),
         )
     )
 
 
-def _encode_access_list(entries: tuple[AccessEntry, ...]) -> bytes:
-    return rlp.encode([(_address_bytes(entry.address), entry.storage_keys) for entry in entries])
+# What most transactions share: prices, gas limits, and those they go to. A nonce is nobody else's.
+_usual = lru_cache(maxsize=4096)(rlp.encode_number)
 
 
-@lru_cache(maxsize=4096)  # most signers send to few
+@lru_cache(maxsize=4096)
 def _encode_address(address: Address) -> bytes:
     return rlp.encode_string(_address_bytes(address))
+
+
+def _encode_access_list(entries: tuple[AccessEntry, ...]) -> bytes:
+    if not entries:
+        return rlp.EMPTY_LIST
+    return rlp.encode([(_address_bytes(entry.address), entry.storage_keys) for entry in entries])
 
 
 def signing_hash(tx: UnsignedTx, fields: bytes) -> bytes:
     if tx.type is TxType.LEGACY:
         return keccak256(rlp.wrap_list(fields + rlp.encode(tx.chain_id) + b"\x80\x80"))
-    return keccak256(bytes((tx.type,)) + rlp.wrap_list(fields))
+    return keccak256(_TYPE_BYTE[tx.type] + rlp.wrap_list(fields))
 
 
 def seal(tx: UnsignedTx, fields: bytes, signature: bytes) -> SignedTx:
     """`signature` is r, s and the parity of R's y: 32 + 32 + 1 bytes, as libsecp256k1 gives it."""
     if len(signature) != _SIGNATURE_BYTES or signature[64] > 1:
         raise ValueError("a signature is 64 bytes and a parity of 0 or 1")
-    parity = signature[64]
-    v = tx.chain_id * 2 + _EIP155_V + parity if tx.type is TxType.LEGACY else parity
-    r, s = signature[:32].lstrip(b"\0"), signature[32:64].lstrip(b"\0")
-    body = rlp.wrap_list(b"".join((fields, rlp.encode_number(v), rlp.encode_string(r), rlp.encode_string(s))))
-    raw = body if tx.type is TxType.LEGACY else bytes((tx.type,)) + body
+    parity, is_legacy = signature[64], tx.type is TxType.LEGACY
+    v = rlp.encode_number(tx.chain_id * 2 + _EIP155_V + parity if is_legacy else parity)
+    r = rlp.encode_string(signature[:32].lstrip(b"\0"))
+    s = rlp.encode_string(signature[32:64].lstrip(b"\0"))
+    body = rlp.wrap_list(fields + v + r + s)
+    raw = body if is_legacy else _TYPE_BYTE[tx.type] + body
     return SignedTx(raw=raw, hash=TxHash("0x" + keccak256(raw).hex()))
 
 

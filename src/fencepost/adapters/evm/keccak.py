@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from sha3 import keccak_256
 
 
 def keccak256(data: bytes) -> bytes:
-    return cast("bytes", keccak_256(data).digest())
+    digest: bytes = keccak_256(data).digest()
+    return digest

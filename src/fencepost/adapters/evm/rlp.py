@@ -20,6 +20,7 @@ _STRING = 0x80
 _LIST = 0xC0
 _SHORT_MAX = 55  # the longest payload whose length fits the first byte
 _BYTE = tuple(bytes((value,)) for value in range(256))  # headers, made once
+EMPTY_STRING, EMPTY_LIST = _BYTE[_STRING], _BYTE[_LIST]
 _DEPTH_MAX = 16  # a transaction needs 4; the bound keeps hostile input off the interpreter's stack
 
 
@@ -34,7 +35,10 @@ def encode(item: Item) -> bytes:
 def encode_number(value: int) -> bytes:
     if 0 < value < _STRING:
         return _BYTE[value]
-    return encode_string(encode_natural(value))
+    size = (value.bit_length() + 7) // 8
+    if value < 0 or size > _SHORT_MAX:
+        return encode_string(encode_natural(value))
+    return _BYTE[_STRING + size] + value.to_bytes(size, "big")
 
 
 def encode_string(data: bytes) -> bytes:
@@ -74,6 +78,8 @@ def decode(data: bytes) -> Decoded:
 def _header(base: int, size: int) -> bytes:
     if size <= _SHORT_MAX:
         return _BYTE[base + size]
+    if size < len(_BYTE):
+        return _BYTE[base + _SHORT_MAX + 1] + _BYTE[size]
     size_bytes = encode_natural(size)
     return _BYTE[base + _SHORT_MAX + len(size_bytes)] + size_bytes
 
