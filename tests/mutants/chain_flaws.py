@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fencepost.application import reconcile, step, track
@@ -49,7 +48,7 @@ def ignores_forks() -> list[Change]:
         if said.standing is not Standing.ORPHANED:
             return said
         deep = kwargs["required"] is not None and view.head - block.number >= kwargs["required"]
-        return replace(said, standing=Standing.CANONICAL, new_fork=False, is_final=deep)
+        return said._replace(standing=Standing.CANONICAL, new_fork=False, is_final=deep)
 
     return [(track, "confirm", confirm)]
 

@@ -147,7 +147,7 @@ def same_price_again() -> list[Change]:
 
     def replacement(last: Any, **kwargs: Any) -> Any:
         dearer = honest(last, **kwargs)
-        return dearer if dearer is None else replace(dearer, fee_cap_wei=last.fee_cap_wei)
+        return dearer if dearer is None else dearer._replace(fee_cap_wei=last.fee_cap_wei)
 
     return [(pricing, "replacement", replacement)]
 

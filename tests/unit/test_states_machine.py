@@ -7,8 +7,10 @@ intervenes at random. A function may refuse what is not legal; it may never leav
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -257,3 +259,15 @@ Life.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.filter_too_much],
 )
 TestLife = Life.TestCase
+
+
+def test_a_changed_copy_is_the_one_that_replace_makes() -> None:
+    tx = ManagedTx(uuid4(), SIGNER, 1, Kind.INTENT, Intent(Call(SIGNER.address)))
+    for place, name in enumerate(ManagedTx._fields):
+        changes: dict[str, Any] = {name: "another"}
+        changed = tx.changed(changes)
+        assert type(changed) is ManagedTx
+        assert changed[place] == getattr(changed, name) == "another"
+        assert changed == tx._replace(**changes)
+    with pytest.raises(KeyError):
+        tx.changed({"nonsense": 1})

@@ -327,7 +327,9 @@ class Lane:
             entries += told
         kept = self._bounded(stored, entries)
         if held is not None or len(steps) > 1 or len(kept) < len(entries):
-            after = after._replace(journal_count=stored.journal_count + len(kept), version=stored.version + 1)
+            after = after.changed(
+                {"journal_count": stored.journal_count + len(kept), "version": stored.version + 1}
+            )
         return TxChange(stored, after, kept)
 
     def _bounded(self, tx: ManagedTx, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

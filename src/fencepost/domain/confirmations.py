@@ -8,7 +8,6 @@ the same prefix means the list grew (append); anything else is a new fork (repla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -41,8 +40,7 @@ class Standing(StrEnum):
     BEYOND_VIEW = "beyond_view"  # newer than the view's head, or older than it reaches: ask again
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmations:
+class Confirmations(NamedTuple):
     standing: Standing
     blocks: tuple[BlockRef, ...]
     new_fork: bool
@@ -66,7 +64,7 @@ def confirm(
         )
     listed = MOST_LISTED if required is None else required
     top = min(view.head, block.number + listed)
-    blocks = tuple(BlockRef(number, view.hashes[number]) for number in range(block.number + 1, top + 1))
+    blocks = tuple([BlockRef(number, view.hashes[number]) for number in range(block.number + 1, top + 1)])
     if required is None:
         is_final = view.settled is not None and view.settled >= block.number
     else:

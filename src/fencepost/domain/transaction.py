@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,8 +14,7 @@ class TxType(IntEnum):
     DYNAMIC_FEE = 2  # EIP-1559
 
 
-@dataclass(frozen=True, slots=True)
-class Fees:
+class Fees(NamedTuple):
     """The price a gas. Types 0 and 1 have one price: it stands in `fee_cap_wei`, and `tip_wei` equals it."""
 
     fee_cap_wei: int
@@ -37,8 +35,7 @@ class Call(NamedTuple):
     access_list: tuple[AccessEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UnsignedTx:
+class UnsignedTx(NamedTuple):
     chain_id: int
     nonce: int
     call: Call
