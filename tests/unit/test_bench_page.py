@@ -34,6 +34,13 @@ def test_a_figure_without_a_baseline_is_judged_by_itself() -> None:
     assert rows([ALONE]) == [("idle: CPU", "1.5 %", "-", "-", "≤ 2", "reached")]
 
 
+def test_a_figure_without_a_target_is_not_judged() -> None:
+    told = Figure("how it was", 5, "/s", None, True)
+    assert told.is_reached is None
+    assert rows([told]) == [("how it was", "5 /s", "-", "-", "-", "")]
+    assert "how it was" not in charts.targets([ALONE, told], {})
+
+
 def test_stacks_are_cut_where_they_get_narrow_and_nothing_is_lost() -> None:
     wide, narrow = ("a", "b", "c"), ("a", "b", "d")
     cut = cut_stacks(Seen([], [], [(wide, 999), (narrow, 1)]), 1_000)

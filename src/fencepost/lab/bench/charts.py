@@ -17,15 +17,16 @@ _CHAR_PX = 6.2
 
 
 def targets(figures: Sequence[Figure], facts: Mapping[str, str]) -> str:
-    """A bar a figure: how far it is from its target, which is the line in the middle."""
+    """A bar for each figure that has a target: how far it is from it. The target is the line in the middle."""
     body = []
-    for index, figure in enumerate(figures, start=1):
+    wanted = [(figure, figure.target) for figure in figures if figure.target is not None]
+    for index, (figure, target) in enumerate(wanted, start=1):
         y = index * _ROW + 14
-        met = figure.judged / figure.target if figure.at_least else figure.target / max(figure.judged, 1e-9)
+        met = figure.judged / target if figure.at_least else target / max(figure.judged, 1e-9)
         length = min(max(met, 0.0), 2.0) * _BAR / 2
         said = f"{number(figure.judged)} ({target_text(figure)})"
         body.append(_bar(y, figure.name, length, said, _GOOD if figure.is_reached else _BAD))
-    height = _ROW * (len(figures) + 1) + 44
+    height = _ROW * (len(wanted) + 1) + 44
     middle = _LABEL + _BAR / 2
     body.append(
         f'<line x1="{middle:g}" y1="{_ROW + 8}" x2="{middle:g}" y2="{height - 34}" stroke="black" stroke-dasharray="4"/>'

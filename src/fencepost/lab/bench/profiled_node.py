@@ -21,7 +21,7 @@ PROFILE_FILE = "BENCH_PROFILE_FILE"
 
 class Seen(msgspec.Struct, frozen=True):
     stages_s: list[tuple[float, ...]]  # of each transaction, in the order of `stages.STAGES`
-    allocations: list[tuple[int, float]]  # nonces that a commit gave, and the seconds that it took
+    allocations: list[tuple[int, float, float]]  # as in `stages.Stages`
     stacks: list[tuple[tuple[str, ...], int]]
 
 

@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`ratio` is value to baseline where there is one; `target` is what we want of ratio, or of value without one."""
+    """`ratio` is value to baseline where there is one; `target` is what we want of ratio, or of value without one.
+
+    Without a target it only says more about another figure.
+    """
 
     name: str
     value: float
     unit: str
-    target: float
+    target: float | None
     at_least: bool  # False: at most
     compared_with: str = ""
     baseline: float | None = None
@@ -27,11 +30,16 @@ class Figure:
         return self.value if self.ratio is None else self.ratio
 
     @property
-    def is_reached(self) -> bool:
+    def is_reached(self) -> bool | None:
+        if self.target is None:
+            return None
         return self.judged >= self.target if self.at_least else self.judged <= self.target
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "ratio": self.ratio, "reached": self.is_reached}
+
+
+_VERDICTS = {True: "reached", False: "missed", None: ""}
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str, str]]:
@@ -45,7 +53,7 @@ def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str, str]]
             else figure.compared_with or "-",
             f"{figure.ratio:.2f}" if figure.ratio is not None else "-",
             target_text(figure),
-            "reached" if figure.is_reached else "missed",
+            _VERDICTS[figure.is_reached],
         )
         for figure in figures
     ]
@@ -58,4 +66,6 @@ def number(value: float) -> str:
 
 
 def target_text(figure: Figure) -> str:
+    if figure.target is None:
+        return "-"
     return f"{'≥' if figure.at_least else '≤'} {number(figure.target)}"

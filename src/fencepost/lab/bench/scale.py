@@ -25,7 +25,8 @@ STATISTICS_S = 12
 async def hot_signer(stage: Stage) -> list[Figure]:
     """Nonces a second for one signer with a window of 256, against one row lock a call.
 
-    Both count the time of giving nonces alone; here that is pricing, signing and the commit of nonces and bytes.
+    Both count the time of giving nonces durably. Ours are stored with their transactions and signed bytes; what pricing
+    and signing add, which the row lock doesn't do, is told beside it.
     """
     count = stage.count(10_000, 3_000)
     locked = await _one_row_lock_a_call(stage)
@@ -40,8 +41,12 @@ async def hot_signer(stage: Stage) -> list[Figure]:
         await until_ended(dsn, within_s=120)
         await require_confirmed(dsn, count)
     given = msgspec.json.decode(file.read_bytes(), type=Seen).allocations
-    rate = sum(nonces for nonces, _ in given) / sum(seconds for _, seconds in given)
-    return [Figure("hot signer: nonces, window 256", rate, "/s", 10, True, "a row lock a call, /s", locked)]
+    nonces, commit_s, all_s = (sum(column) for column in zip(*given, strict=True))
+    said = "a row lock a call, /s"
+    return [
+        Figure("hot signer: nonces, window 256", nonces / commit_s, "/s", 10, True, said, locked),
+        Figure("hot signer: priced and signed as well", nonces / all_s, "/s", None, True, said, locked),
+    ]
 
 
 async def _one_row_lock_a_call(stage: Stage) -> float:
@@ -177,11 +182,11 @@ async def _with_nodes(stage: Stage, count: int) -> tuple[float, float]:
 
 
 async def idle(stage: Stage) -> list[Figure]:
-    """A node that holds a thousand idle signers: statements and CPU."""
+    """A node that holds a thousand idle signers and looks for blocks as often as by default: statements and CPU."""
     count = stage.count(1_000, 200)
     seconds = stage.count(20, 8)
     signers = Signers.fresh(count)
-    settings = {"lease.idle_release": "10m"}
+    settings = {"lease.idle_release": "10m", "chains.default.poll_interval": "1s"}
     async with (
         stage.stub() as rpc_url,
         stage.database() as dsn,

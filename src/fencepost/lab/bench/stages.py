@@ -50,8 +50,8 @@ class _Way:
 class Stages:
     on_first: Callable[[], None]  # the first request is about to be stored
     finished: list[tuple[float, ...]] = field(default_factory=list)  # seconds, one entry a stage
-    # How many nonces a commit gave, and the seconds from looking for a price to its end.
-    allocations: list[tuple[int, float]] = field(default_factory=list)
+    # How many nonces a commit gave, its seconds, and those since a price was looked for.
+    allocations: list[tuple[int, float, float]] = field(default_factory=list)
     _ways: dict[UUID, _Way] = field(default_factory=dict)
     _quotes_s: dict[Address, float] = field(default_factory=dict)
     _signs: dict[Address, Span] = field(default_factory=dict)
@@ -104,7 +104,8 @@ class Stages:
             change.before.state is State.QUEUED and change.after.nonce is not None for change in write.changes
         )
         if given and address in self._quotes_s:
-            self.allocations.append((given, span.ended_s - self._quotes_s[address]))
+            since_price_s = span.ended_s - self._quotes_s[address]
+            self.allocations.append((given, span.ended_s - span.began_s, since_price_s))
         for change in write.changes:
             way = self._ways.get(change.after.tx_id)
             if way is None:
