@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from fencepost.application.intents import digest
 from fencepost.application.ports import AcceptOutcome, NewRequest
 from fencepost.domain.ids import Signer
-from fencepost.domain.managed import Kind
+from fencepost.domain.managed import Intent, Kind
+from fencepost.domain.transaction import Call
 from fencepost.errors import RequestConflict
 from fix_core import SINK, Book, OwnChain, check_all_mined_once, open_fencepost, open_ledger
 
@@ -68,17 +68,13 @@ async def test_the_same_requests_in_opposite_order_at_two_nodes_are_all_accepted
     names = [f"order-{i}" for i in range(400)]
 
     def asked(order: list[str]) -> list[NewRequest]:
-        payloads = {
-            name: {"type": 2, "value": "1", "to": SINK, "data": "0x" + name.encode().hex()} for name in names
-        }
         return [
             NewRequest(
                 tx_id=uuid4(),
                 signer=signer,
                 request_id=name,
                 kind=Kind.INTENT,
-                payload=payloads[name],
-                payload_digest=digest(payloads[name]),
+                intent=Intent(call=Call(to=SINK, value_wei=1, data=name.encode())),
             )
             for name in order
         ]

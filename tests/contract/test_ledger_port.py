@@ -6,8 +6,19 @@ import asyncio
 from collections import Counter
 from uuid import uuid4
 
+import pytest
+
 from fakes.ledger_lab import ALICE, BOB, ELSEWHERE, LEASE_S, SKEW_S, LedgerLab, new
-from fencepost.application.ports import AcceptOutcome, Cursor, LaneWrite, Ledger, NewRequest, Written
+from fencepost.application.ports import (
+    AcceptOutcome,
+    Cursor,
+    LaneWrite,
+    Ledger,
+    NewRequest,
+    TxChange,
+    Written,
+)
+from fencepost.domain import managed
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import CursorState, State
 
@@ -117,6 +128,33 @@ async def test_the_queue_is_in_order_of_arrival_and_cut_at_the_limit(lab: Ledger
     state = await ledger.load(ALICE, queue_limit=4)
     assert [tx.request_id for tx in state.queue] == ["r0", "r1", "r2", "r3"]
     assert (state.cursor, state.in_flight) == (None, ())
+
+
+async def test_a_request_is_next_in_line_when_nothing_of_its_signer_waited_before_it(lab: LedgerLab) -> None:
+    one, two = await lab.node("a"), await lab.node("b")
+    requests = [new("r0"), new("r1", valid_for_s=60), new("other", signer=BOB)]
+    told = [answer.queued for answer in await one.accept(requests)]
+    (term,) = await one.acquire([ALICE])
+    loaded = [*await one.load_queue(ALICE, limit=9), *await one.load_queue(BOB, limit=9)]
+    for queued, stored in zip(told, loaded, strict=True):
+        assert queued is not None
+        assert queued._replace(valid_until_s=None, received_s=None) == stored._replace(
+            valid_until_s=None, received_s=None
+        )
+    assert told[1] is not None
+    assert told[1].valid_until_s == pytest.approx(loaded[1].valid_until_s, abs=5)
+
+    (behind,) = await two.accept([new("r2")])
+    assert (behind.outcome, behind.queued) == (CREATED, None)
+    (known,) = await two.accept([new("r0")])
+    assert (known.outcome, known.queued) == (KNOWN, None)
+
+    queue = await one.load_queue(ALICE, limit=9)
+    dropped = [TxChange(tx, *managed.dropped(tx, "enough")) for tx in queue]
+    assert await one.commit(LaneWrite(term, tuple(dropped))) == Written(lease_ok=True, applied=True)
+    (alone,) = await two.accept([new("r3")])
+    assert alone.queued is not None
+    assert alone.queued.seq > loaded[1].seq
 
 
 async def test_what_is_not_there_is_none(lab: LedgerLab) -> None:

@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 from fakes.clock import FakeClock
 from fencepost.adapters.postgres.database import Pool, open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
-from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Ledger, NewRequest
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.managed import Attempt, Intent, Kind, Purpose
@@ -136,13 +135,11 @@ def new(
     value_wei: int = 1,
     valid_for_s: float | None = None,
 ) -> NewRequest:
-    payload = to_payload(Intent(call=Call(to=BOB.address, value_wei=value_wei)))
     return NewRequest(
         tx_id=uuid4(),
         signer=signer,
         request_id=request_id,
         kind=Kind.INTENT,
-        payload=payload,
-        payload_digest=digest(payload),
+        intent=Intent(call=Call(to=BOB.address, value_wei=value_wei)),
         valid_for_s=valid_for_s,
     )

@@ -21,7 +21,6 @@ from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.queries import sql
-from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Clock, Cursor, LaneWrite, NewRequest, TxChange
 from fencepost.domain import managed
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -173,14 +172,12 @@ def begin(coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 
 
 def new_request(value_wei: int, *, signer: Signer = SIGNER, request_id: str | None = None) -> NewRequest:
-    payload = to_payload(Intent(call=Call(to=signer.address, value_wei=value_wei)))
     return NewRequest(
         tx_id=uuid4(),
         signer=signer,
         request_id=request_id or f"request-{value_wei}",
         kind=Kind.INTENT,
-        payload=payload,
-        payload_digest=digest(payload),
+        intent=Intent(call=Call(to=signer.address, value_wei=value_wei)),
     )
 
 

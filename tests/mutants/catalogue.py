@@ -138,4 +138,9 @@ MUTANTS = [
     ),
     Mutant("a take-over forgets PROTECT", lease_flaws.protect_forgotten, "people protect, and owners die"),
     Mutant("a hint that is lost is never made up for", lease_flaws.only_hints, "hints get lost"),
+    Mutant(
+        "a lane is given a request past those that wait",
+        database_flaws.handed_over_out_of_turn,
+        "a hint gets lost now and then",
+    ),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fencepost.application import step
 from fencepost.application.lane import Lane
-from fencepost.application.ports import LaneWrite, NewRequest, TxChange, Written
+from fencepost.application.ports import Accepted, LaneWrite, NewRequest, TxChange, Written
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Attempt, Entry, ManagedTx
 from fencepost.lab.sim import ledger as ledger_module
@@ -143,9 +143,10 @@ def nonce_first_row_later() -> list[Change]:
 def no_request_key() -> list[Change]:
     honest = FakeLedger._store_new
 
-    def store(self: FakeLedger, request: NewRequest) -> None:
-        honest(self, request)
+    def store(self: FakeLedger, request: NewRequest) -> ManagedTx:
+        stored = honest(self, request)
         self.database.requests.clear()
+        return stored
 
     return [(FakeLedger, "_store_new", store)]
 
@@ -207,3 +208,13 @@ def no_journal() -> list[Change]:
             honest(self, write, tx, entry)
 
     return [(FakeLedger, "_journal", journal)]
+
+
+def handed_over_out_of_turn() -> list[Change]:
+    """Whoever accepts a request does not look whether others wait."""
+    honest = FakeLedger._accept_one
+
+    def next_in_line(self: FakeLedger, request: NewRequest, _is_behind: bool) -> Accepted:  # noqa: FBT001 - as it is
+        return honest(self, request, False)
+
+    return [(FakeLedger, "_accept_one", next_in_line)]

@@ -194,6 +194,9 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         for plan in _plan(Fault("nonce_lies", at_s=at_s, length_s=3.0, size=3, flavour="high"), requests=12)
     ),
     "hints get lost": _plan(Fault("hints_lost", at_s=0.2, length_s=30.0)),
+    "a hint gets lost now and then": _plan(
+        *(Fault("hints_lost", at_s=4.6 + 2.4 * n, length_s=0.3) for n in range(5)), requests=20, every_s=0.8
+    ),
     "people cancel": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),
         *(Fault("asked", at_s=9.0 + number, size=number, flavour="cancel") for number in (1, 2, 3)),

@@ -12,7 +12,7 @@ from mutants.catalogue import MUTANTS
 from mutants.planting import Mutant
 from mutants.schedules import SCHEDULES
 
-MOST_SEEDS = 200
+MOST_SEEDS = 600
 
 
 @dataclass(frozen=True, slots=True)

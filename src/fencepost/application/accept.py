@@ -12,11 +12,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fencepost.application.intake import Intake
-from fencepost.application.intents import digest, to_payload
 from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
 from fencepost.application.tx_ids import new_tx_id
 from fencepost.domain.ids import Address, Signer
-from fencepost.domain.managed import Intent, Kind
+from fencepost.domain.managed import Intent, Kind, ManagedTx
 from fencepost.domain.transaction import Call, TxType
 from fencepost.errors import InvalidRequest, RequestConflict, SignerProtected, UnknownSigner
 
@@ -44,9 +43,8 @@ class Accept:
     chain_ids: frozenset[int]
     hint: Callable[[Signer], None]  # tells whoever may hold the lane
     intake: Intake | None = None  # how much may wait; None is without bounds
-    requested: Callable[[Signer], None] | None = (
-        None  # the same for a new request; None: it is a hint like any
-    )
+    # The same for requests that were stored just now, with those that its lane may take as they are; None: it is a hint.
+    requested: Callable[[Signer, Sequence[ManagedTx]], object] | None = None
     _addresses: frozenset[Address] = field(init=False)  # no key comes or goes while a process runs
 
     def __post_init__(self) -> None:
@@ -72,16 +70,23 @@ class Accept:
         else:
             with self.intake.taking(signers):
                 accepted = await self.ledger.accept(requests)
-        created: dict[Signer, int] = {}
+        created: dict[Signer, list[Accepted]] = {}
         for signer, answer in zip(signers, accepted, strict=True):
             if answer.outcome is AcceptOutcome.CREATED:
-                created[signer] = created.get(signer, 0) + 1
-        tell = self.requested or self.hint
-        for signer, count in created.items():
+                created.setdefault(signer, []).append(answer)
+        for signer, answers in created.items():
             if self.intake is not None:
-                self.intake.stored(signer, count)
-            tell(signer)
+                self.intake.stored(signer, len(answers))
+            self._tell(signer, answers)
         return accepted
+
+    def _tell(self, signer: Signer, answers: Sequence[Accepted]) -> None:
+        """Dying before this leaves requests that the next look into the queue finds."""
+        if self.requested is None:
+            self.hint(signer)
+            return
+        next_in_line = [answer.queued for answer in answers if answer.queued is not None]
+        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else ())
 
     async def create(self, request: Request) -> Accepted:
         """One request; what is no success is raised."""
@@ -101,14 +106,12 @@ class Accept:
         """A request whose transaction a function of this process will build."""
         intent = Intent(call=Call(to=signer.address))
         self.validate(Request(signer, intent))
-        payload = to_payload(intent)
         new = NewRequest(
             tx_id=tx_id,
             signer=signer,
             request_id=None,
             kind=Kind.HANDLER,
-            payload=payload,
-            payload_digest=digest(payload),
+            intent=intent,
             origin=origin,
             valid_for_s=HANDLER_WAITS_S,
         )
@@ -154,14 +157,12 @@ def _validate_intent(intent: Intent) -> None:
 
 
 def _new_request(request: Request) -> NewRequest:
-    payload = to_payload(request.intent)
     return NewRequest(
         tx_id=new_tx_id(),
         signer=request.signer,
         request_id=request.request_id,
         kind=Kind.INTENT,
-        payload=payload,
-        payload_digest=digest(payload),
+        intent=request.intent,
         valid_for_s=request.valid_for_s,
         tags=request.tags,
     )

@@ -43,7 +43,7 @@ async def allocate(lane: Lane) -> int:
     if cursor is None:
         return 0
     late = await _refuse_what_is_too_late(lane)
-    batch = _head_of_queue(lane, _room(lane))
+    batch = _head_of_queue(lane, room(lane))
     if not batch:
         return late
     lane.require_trust()
@@ -76,10 +76,10 @@ def _may_allocate(lane: Lane) -> bool:
     lane.hold_allocation_until_s = 0.0  # while it stands, the lane comes back for it
     if not lane.queue or (lane.cursor is not None and lane.cursor.state is not CursorState.ACTIVE):
         return False
-    return _room(lane) > 0
+    return room(lane) > 0
 
 
-def _room(lane: Lane) -> int:
+def room(lane: Lane) -> int:
     """Strict: nothing may be in flight until depth. Pipelined: what is mined no longer waits in a pool."""
     window = min(lane.policy.window, lane.window_limit or lane.policy.window, MOST_IN_A_BATCH)
     return window - (len(lane.in_flight) if lane.policy.strict else len(lane.unmined))

@@ -56,5 +56,10 @@ def from_payload(payload: Mapping[str, Any]) -> Intent:
     )
 
 
-def digest(payload: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(payload, order="sorted")).digest()
+def canonical(intent: Intent) -> bytes:
+    """What is stored of it."""
+    return msgspec.json.encode(to_payload(intent), order="sorted")
+
+
+def digest(canonical_payload: bytes) -> bytes:
+    return hashlib.sha256(canonical_payload).digest()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -172,7 +173,8 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.in_flight or self.queue or self.queue_may_have_more or self.commands_may_wait)
+        has_work = self.in_flight or self.queue or self.queue.arrivals
+        return not (has_work or self.queue_may_have_more or self.commands_may_wait)
 
     @property
     def unmined(self) -> list[ManagedTx]:
@@ -193,6 +195,20 @@ class Lane:
         self.queue.load(state.queue)
         self.queue_may_have_more = len(state.queue) >= queue_limit
         self._held.clear()
+
+    def receive(self, arrived: Sequence[ManagedTx]) -> None:
+        """Requests were stored just now. Those that are next in line need not be read; none: the ledger is asked.
+
+        What is kept here is a copy: who dies with it, or drops it, leaves what the next load finds.
+        """
+        held = len(self.queue) + self.queue.arrivals + len(arrived)
+        if arrived and not self.queue_may_have_more and held <= self.policy.read_ahead:
+            self.queue.arrive(arrived)
+        else:
+            self.queue_may_have_more = True
+
+    def holds(self, tx_id: UUID) -> bool:
+        return any(tx.tx_id == tx_id for tx in chain(self.queue, self.in_flight.values()))
 
     def require_trust(self) -> None:
         if not self.term.is_trusted(self.clock.now_s()):

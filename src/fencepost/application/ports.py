@@ -15,7 +15,7 @@ from uuid import UUID
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Entry, Kind, ManagedTx
+from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx
 from fencepost.domain.send import SendResult
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
@@ -120,8 +120,7 @@ class NewRequest(NamedTuple):
     signer: Signer
     request_id: str | None
     kind: Kind
-    payload: Mapping[str, Any]
-    payload_digest: bytes
+    intent: Intent
     origin: UUID | None = None
     valid_for_s: float | None = None
     tags: tuple[str, ...] = ()
@@ -135,9 +134,16 @@ class AcceptOutcome(StrEnum):
 
 
 class Accepted(NamedTuple):
+    """`queued` is there when nothing of its signer waited before it: its lane may take it as it is, in its order.
+
+    Whatever was acknowledged before it was asked for has left the queue by then; what is stored side by side with it has
+    no order of its own.
+    """
+
     outcome: AcceptOutcome
     tx_id: UUID
     detail: str = ""
+    queued: ManagedTx | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from uuid import UUID
 
 from fencepost.domain.managed import ManagedTx
@@ -18,6 +19,8 @@ _NEVER_S = float("inf")
 class Queue:
     def __init__(self) -> None:
         self._txs: deque[ManagedTx] = deque()
+        self._arrived: list[ManagedTx] = []  # stored just now, and not looked at yet
+        self._newest_seq = 0  # of all that were ever held
         self._first_deadline_s = _NEVER_S  # none of them is too late before
 
     def __len__(self) -> int:
@@ -32,7 +35,38 @@ class Queue:
     def load(self, txs: Sequence[ManagedTx]) -> None:
         """As the ledger has it, in place of what was held."""
         self._txs = deque(txs)
+        self._newest_seq = max(self._newest_seq, txs[-1].seq if txs else 0)
         self._find_first_deadline()
+        if self._arrived:
+            seen = {tx.tx_id for tx in txs}
+            self._arrived = [tx for tx in self._arrived if tx.tx_id not in seen]
+
+    @property
+    def arrivals(self) -> int:
+        return len(self._arrived)
+
+    def arrive(self, txs: Sequence[ManagedTx]) -> None:
+        """They were stored just now, and nothing waited before them. Safe while a load is under way."""
+        self._arrived += txs
+
+    def take_arrivals(self) -> list[ManagedTx]:
+        """For `add`; or to be forgotten, when a load begins that will see them."""
+        taken, self._arrived = self._arrived, []
+        return taken
+
+    def is_news(self, tx: ManagedTx) -> bool:
+        """It came after all that were ever held here."""
+        return tx.seq > self._newest_seq
+
+    def add(self, tx: ManagedTx) -> None:
+        """By arrival: two that were stored side by side may come in either order."""
+        if self._txs and self._txs[-1].seq > tx.seq:
+            self._txs = deque(sorted((*self._txs, tx), key=attrgetter("seq")))
+        else:
+            self._txs.append(tx)
+        self._newest_seq = max(self._newest_seq, tx.seq)
+        if tx.valid_until_s is not None:
+            self._first_deadline_s = min(self._first_deadline_s, tx.valid_until_s)
 
     def update(self, tx: ManagedTx) -> None:
         """It still waits, but is another value; one that isn't held is left to the next load."""

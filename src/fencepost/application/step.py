@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.application.allocate import allocate
+from fencepost.application.allocate import allocate, room
 from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
@@ -58,7 +58,17 @@ async def _send(lane: Lane) -> None:
 
 
 async def _refill(lane: Lane) -> None:
-    if lane.queue_may_have_more and len(lane.queue) < lane.policy.window:
+    """What arrived is taken as it is, unless the ledger must be asked anyway: what is read then begins with it.
+
+    An arrival may be known already, because a load saw it before it was told. Should it even have ended since, its
+    version tells, and the lane is read again.
+    """
+    arrived = lane.queue.take_arrivals()
+    if not lane.queue_may_have_more:
+        for tx in arrived:
+            if lane.queue.is_news(tx) or not lane.holds(tx.tx_id):
+                lane.queue.add(tx)
+    elif len(lane.queue) < room(lane):
         lane.queue_may_have_more = False
         loaded = await lane.ledger.load_queue(lane.signer, limit=lane.policy.read_ahead)
         lane.queue.load(loaded)

@@ -26,6 +26,7 @@ from fencepost.application.lane import Lane
 from fencepost.application.ports import Clock, Ledger, Observer
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
+from fencepost.domain.managed import ManagedTx
 from fencepost.errors import FencepostError
 from fencepost.runtime.following import Following, HeadFeed
 from fencepost.runtime.lanes import Lanes
@@ -190,12 +191,15 @@ class Node:
         self.seeking.hint(signer)
         return False
 
-    def requested(self, signer: Signer) -> bool:
-        """A request was stored for this signer, and nothing else: people's wishes need not be looked for."""
+    def requested(self, signer: Signer, arrived: Sequence[ManagedTx] = ()) -> bool:
+        """Requests were stored for this signer, and nothing else: people's wishes need not be looked for.
+
+        `arrived` are those, if its lane may take them as they are.
+        """
         lane = self.lanes.get(signer)
         if lane is None:
             return self.hint(signer)
-        lane.queue_may_have_more = True
+        lane.receive(arrived)
         self.lanes.wake(signer)
         return True
 

@@ -12,7 +12,7 @@ import msgspec
 
 from fencepost.adapters.postgres.queries import lean
 from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt
-from fencepost.application.intents import digest, to_payload
+from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
@@ -134,11 +134,11 @@ def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
 
 
 def _filler_row(lane: int, change: TxChange) -> tuple[Any, ...]:
-    tx, payload = change.after, to_payload(change.after.intent)
+    tx, payload = change.after, canonical(change.after.intent)
     return (
         lane,
         tx.tx_id,
-        _json(payload),
+        payload.decode(),
         digest(payload),
         change.before.version,
         tx.state.value,

@@ -16,13 +16,13 @@ import asyncpg
 import msgspec
 
 from fencepost.adapters.postgres import rows
+from fencepost.adapters.postgres.accepting import Accepting
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import (
     Accepted,
-    AcceptOutcome,
     Clock,
     Command,
     Cursor,
@@ -40,10 +40,8 @@ from fencepost.domain.states import CursorState
 _log = logging.getLogger(__name__)
 
 MOST_LANES_A_COMMIT = 64
-MOST_REQUESTS_A_COMMIT = 500
 # Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
 PARALLEL_COMMITS = 2
-PARALLEL_ACCEPTS = 2
 
 
 class PostgresLedger:
@@ -69,95 +67,16 @@ class PostgresLedger:
         self._lease_duration_s = lease_duration_s
         self._skew_allowance_s = skew_allowance_s
         self._commits = GroupCommit(self._commit, most_items=MOST_LANES_A_COMMIT, parallel=PARALLEL_COMMITS)
-        self._accepts = GroupCommit(
-            self._accept, most_items=MOST_REQUESTS_A_COMMIT, parallel=PARALLEL_ACCEPTS
-        )
+        self._accepting = Accepting(pool, clock=clock, node=node)
 
     async def drain(self) -> None:
         await self._commits.drain()
-        await self._accepts.drain()
+        await self._accepting.drain()
 
-    # ---- accepting
+    # ---- what anybody may write
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
-        if len(requests) == 1:
-            return [await self._accepts.submit(requests[0])]
-        return await self._accept(requests)
-
-    async def _accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
-        created: set[UUID] = set()
-        judged: dict[UUID, Accepted] = {}
-        left = list(requests)
-        for is_last in (False, True):
-            created |= await self._store(left)
-            left = [request for request in left if request.tx_id not in created]
-            if left:
-                judged |= await self._judge(left, is_last=is_last)
-                left = [request for request in left if request.tx_id not in judged]
-            if not left:
-                break
-        return [
-            Accepted(AcceptOutcome.CREATED, request.tx_id)
-            if request.tx_id in created
-            else judged[request.tx_id]
-            for request in requests
-        ]
-
-    async def _store(self, requests: Sequence[NewRequest]) -> set[UUID]:
-        """The ids of those that were new."""
-        return {
-            row["tx_id"]
-            for row in await self._pool.fetch(
-                sql("accept_requests"),
-                [request.tx_id for request in requests],
-                [request.signer.chain_id for request in requests],
-                [request.signer.address for request in requests],
-                [request.request_id for request in requests],
-                [request.kind.value for request in requests],
-                [request.origin for request in requests],
-                [msgspec.json.encode(request.payload).decode() for request in requests],
-                [request.payload_digest for request in requests],
-                [request.valid_for_s for request in requests],
-                self._node,
-                [_tags(request) for request in requests],
-            )
-        }
-
-    async def _judge(self, requests: Sequence[NewRequest], *, is_last: bool) -> dict[UUID, Accepted]:
-        """Why nothing was written for these: known, known with another payload, or the signer takes nothing.
-
-        Where none of that holds, another node met the signer for the first time just then: unless this was the last
-        try, the request is left out here, and stored with the next statement, which sees that.
-        """
-        known = {
-            row["position"]: row
-            for row in await self._pool.fetch(
-                sql("requests_known"),
-                [request.signer.chain_id for request in requests],
-                [request.signer.address for request in requests],
-                [request.request_id for request in requests],
-            )
-        }
-        reasons = {
-            (row["chain_id"], row["signer"]): row["reason"]
-            for row in await self._pool.fetch(
-                sql("protect_reasons"),
-                [request.signer.chain_id for request in requests],
-                [request.signer.address for request in requests],
-            )
-        }
-        judged: dict[UUID, Accepted] = {}
-        for position, request in enumerate(requests, start=1):
-            row = known.get(position)
-            if row is None:
-                reason = reasons.get((request.signer.chain_id, request.signer.address))
-                if reason is not None or is_last:
-                    judged[request.tx_id] = Accepted(AcceptOutcome.PROTECTED, request.tx_id, reason or "")
-            elif row["payload_digest"] == request.payload_digest:
-                judged[request.tx_id] = Accepted(AcceptOutcome.KNOWN, row["tx_id"])
-            else:
-                judged[request.tx_id] = Accepted(AcceptOutcome.CONFLICT, row["tx_id"])
-        return judged
+        return await self._accepting.accept(requests)
 
     async def ask(
         self,
@@ -316,11 +235,6 @@ class PostgresLedger:
         statement, arguments = lane_statement(writes, now_s=self._clock.now_s(), node=self._node)
         found = await self._pool.fetch(statement, *arguments)
         return [Written(lease_ok=row["lease_ok"], applied=row["applied"]) for row in found]
-
-
-def _tags(request: NewRequest) -> str | None:
-    """As JSON: an array of arrays would have to be rectangular."""
-    return msgspec.json.encode(request.tags).decode() if request.tags else None
 
 
 def _signer(row: rows.Row) -> Signer:

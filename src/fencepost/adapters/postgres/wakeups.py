@@ -18,6 +18,7 @@ import asyncpg
 
 from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection, Pool
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.managed import ManagedTx
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +39,14 @@ class Wakeups:
         *,
         urgent: Pool | None = None,
         on_hint: Callable[[Signer], object],
-        on_requested: Callable[[Signer], object] | None = None,
+        on_requested: Callable[[Signer, Sequence[ManagedTx]], object] | None = None,
         on_freed: Callable[[Signer], object] = lambda _: None,
         on_members: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_hint` may answer True: this process works for the signer itself, so nobody else need be told.
 
-        `on_requested` is a hint that is about a new request only; without it, it is one like any other.
+        `on_requested` is a hint that is about new requests only, and brings those that a lane may take as they are;
+        without it, it is one like any other.
 
         What somebody waits for (`freed`, `members`) goes through `urgent`, where no crowd stands before it.
         """
@@ -52,7 +54,7 @@ class Wakeups:
         self._urgent = urgent or pool
         self._dsn = dsn
         self._on_hint = on_hint
-        self._on_requested = on_requested or on_hint
+        self._on_requested = on_requested or (lambda signer, _: on_hint(signer))
         self._on_freed = on_freed
         self.on_members = on_members
         self._pending: set[Signer] = set()
@@ -64,9 +66,9 @@ class Wakeups:
         if self._on_hint(signer) is not True:
             self._tell(signer)
 
-    def requested(self, signer: Signer) -> None:
-        """As `hint`, for a request that was stored just now."""
-        if self._on_requested(signer) is not True:
+    def requested(self, signer: Signer, arrived: Sequence[ManagedTx]) -> None:
+        """As `hint`, for requests that were stored just now."""
+        if self._on_requested(signer, arrived) is not True:
             self._tell(signer)
 
     def _tell(self, signer: Signer) -> None:

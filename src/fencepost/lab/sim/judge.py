@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from fencepost.domain.managed import Kind, ManagedTx, Purpose
 from fencepost.domain.states import State
@@ -19,6 +20,7 @@ from fencepost.lab.history import (
     effect_of,
 )
 from fencepost.lab.sim.keys import decode
+from fencepost.lab.sim.records import UNNUMBERED
 from fencepost.lab.sim.world import World
 
 
@@ -29,6 +31,7 @@ def judge(world: World) -> list[Violation]:
         *_ended_badly(world),
         *_done_all_the_same(world),
         *_done_twice(world),
+        *_out_of_order(world),
     ]
     for failure in world.loop.failures:
         error = failure.get("exception")
@@ -84,6 +87,22 @@ def _done_twice(world: World) -> Iterator[Violation]:
         is_filler = effect == effect_of(to=sender, value_wei=0, data="")
         if count > 1 and effect in lost.values() and not is_filler and sender not in excused:
             yield Violation(8, f"{effect!r} is mined twice: its commit was lost, its bytes were not", sender)
+
+
+def _out_of_order(world: World) -> Iterator[Violation]:
+    """Nonces follow the order of arrival, but for what a person held back."""
+    held_back = {row.tx_id for row in world.database.journal if row.event == "Suspend"}
+    for signer in world.signers:
+        txs = [
+            tx
+            for tx in world.database.of_signer(signer)
+            if tx.nonce is not None and tx.kind is not Kind.FILLER and tx.tx_id not in held_back
+        ]
+        txs.sort(key=lambda tx: tx.seq)
+        for before, after in pairwise(txs):
+            if before.held_nonce() > after.held_nonce():
+                what = f"{after.tx_id} has nonce {after.nonce}, and {before.tx_id}, which came first, {before.nonce}"
+                yield Violation(UNNUMBERED, what, signer.address)
 
 
 def history(world: World) -> History:

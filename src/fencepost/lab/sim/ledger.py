@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from fencepost.application.intents import digest, from_payload, to_payload
+from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import (
     Accepted,
     AcceptOutcome,
@@ -58,41 +58,43 @@ class FakeLedger:
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         await asyncio.sleep(0)
-        return [self._accept_one(request) for request in requests]
+        waits = {tx.signer for tx in self.database.txs.values() if tx.state is State.QUEUED}
+        return [self._accept_one(request, request.signer in waits) for request in requests]
 
-    def _accept_one(self, request: NewRequest) -> Accepted:
+    def _accept_one(self, request: NewRequest, is_behind: bool) -> Accepted:  # noqa: FBT001 - a fact, not an option
         data = self.database
         if request.request_id is not None:
             known = data.requests.get((request.signer, request.request_id))
             if known is not None:
-                same = data.digests[known] == request.payload_digest
+                same = data.digests[known] == digest(canonical(request.intent))
                 return Accepted(AcceptOutcome.KNOWN if same else AcceptOutcome.CONFLICT, known)
         cursor = data.cursors.get(request.signer)
         if cursor is not None and cursor.state is CursorState.PROTECT:
             return Accepted(AcceptOutcome.PROTECTED, request.tx_id, cursor.reason or "")
-        self._store_new(request)
-        return Accepted(AcceptOutcome.CREATED, request.tx_id)
+        stored = self._told(self._store_new(request))
+        return Accepted(AcceptOutcome.CREATED, request.tx_id, queued=None if is_behind else stored)
 
-    def _store_new(self, request: NewRequest) -> None:
+    def _store_new(self, request: NewRequest) -> ManagedTx:
         data, now_s = self.database, self.database.clock.now_s()
         valid_until_s = None if request.valid_for_s is None else now_s + request.valid_for_s
-        data.txs[request.tx_id] = ManagedTx(
+        data.txs[request.tx_id] = stored = ManagedTx(
             tx_id=request.tx_id,
             signer=request.signer,
             seq=len(data.txs) + 1,
             kind=request.kind,
-            intent=from_payload(request.payload),
+            intent=request.intent,
             request_id=request.request_id,
             origin=request.origin,
             journal_count=1,
             valid_until_s=valid_until_s,
         )
-        data.digests[request.tx_id] = request.payload_digest
+        data.digests[request.tx_id] = digest(canonical(request.intent))
         if request.request_id is not None:
             data.requests[request.signer, request.request_id] = request.tx_id
         data.journal.append(
             JournalRow(request.signer, request.tx_id, "Receive", State.QUEUED, {}, self._node, None)
         )
+        return stored
 
     async def ask(
         self,
@@ -256,7 +258,7 @@ class FakeLedger:
     def _apply(self, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
         data, signer = self.database, write.term.signer
         data.txs.update({tx.tx_id: tx for tx in stored})
-        data.digests.update({f.after.tx_id: digest(to_payload(f.after.intent)) for f in write.fillers})
+        data.digests.update({f.after.tx_id: digest(canonical(f.after.intent)) for f in write.fillers})
         if write.cursor_after is not None:
             data.cursors[signer] = write.cursor_after
             data.cursor_tokens[signer] = write.term.token

@@ -24,8 +24,8 @@ from fencepost.lab.sim.keys import decode
 from fencepost.lab.sim.loop import SimLoop
 from fencepost.lab.sim.plan import TTL_S
 
-# Rules of the lease that have no number among the invariants: they cost time, not safety.
-LEASE_RULES = 0
+# Rules that have no number among the invariants: of the lease, and of the order of requests. No money hangs on them.
+UNNUMBERED = 0
 
 MOST_VIOLATIONS = 50
 
@@ -91,7 +91,7 @@ class Records:
             if before is not None and before.incarnation != incarnation and now_s < before.until_s:
                 left_s = before.until_s - now_s
                 self.violated(
-                    LEASE_RULES, f"a lease was taken {left_s:.1f} s before it had ended", term.signer
+                    UNNUMBERED, f"a lease was taken {left_s:.1f} s before it had ended", term.signer
                 )
             self._held[term.signer] = _Held(incarnation, term.token, now_s + TTL_S)
             sealed = Snapshot(xmin=self.xid + 1, xmax=self.xid + 1)
@@ -118,7 +118,7 @@ class Records:
             self.violated(13, f"token {write.term.token} goes on after it was fenced", write.term.signer)
         gives_nonces = any(c.before.nonce is None and c.after.nonce is not None for c in write.changes)
         if gives_nonces and not is_trusted:
-            self.violated(LEASE_RULES, "nonces were given under a lease that nobody trusts", write.term)
+            self.violated(UNNUMBERED, "nonces were given under a lease that nobody trusts", write.term)
 
     def wrote(self, incarnation: UUID, write: LaneWrite, written: Written) -> None:
         signer, token = write.term.signer, write.term.token
@@ -215,7 +215,7 @@ class Records:
             self._sends[token, tx_hash] += 1
             claims = 0 if owner is None else self._claims[token, owner]
             if self._sends[token, tx_hash] > 1 + claims and token not in self._read_again:
-                self.violated(LEASE_RULES, f"nonce {tx.nonce} went out again without a claim", signer)
+                self.violated(UNNUMBERED, f"nonce {tx.nonce} went out again without a claim", signer)
 
     # ---- callers and notes
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -16,7 +18,7 @@ from fencepost.application.accept import Accept, Request
 from fencepost.application.lane import NonceContext, Policy
 from fencepost.application.ports import KeyPort
 from fencepost.domain.ids import Address, Signer
-from fencepost.domain.managed import Intent
+from fencepost.domain.managed import Intent, ManagedTx
 from fencepost.domain.states import LIVE, CursorState
 from fencepost.domain.transaction import Call, UnsignedTx
 from fencepost.errors import RequestConflict, SignerProtected
@@ -40,6 +42,10 @@ MOST_TRIES = 60
 GAS = 30_000
 EMPTY_BLOCKS = 0.15
 DEEPEST_FORK = 8
+HELD_HERE = 0.7  # requests that come to the node that has the lane, if there is one
+CALLER_GONE = (
+    0.5  # callers that go away when a request is stored, so that no lane is told, when hints are lost
+)
 
 
 @dataclass(slots=True)
@@ -47,12 +53,14 @@ class World:
     plan: Plan
     loop: SimLoop = field(default_factory=SimLoop)
     rng: random.Random = field(init=False)
+    doors: random.Random = field(init=False)  # which of them a request comes to
     clock: SimClock = field(init=False)
     database: FakeDatabase = field(init=False)
     chain: FakeChain = field(init=False)
     records: Records = field(init=False)
     signers: list[Signer] = field(init=False)
     slots: list[Slot] = field(init=False)
+    keys: SimKeys = field(init=False)
     accepting: Accept = field(init=False)
     began_s: float = 0.0
     settled_in_s: float | None = None
@@ -67,6 +75,7 @@ class World:
     def __post_init__(self) -> None:
         plan, setup = self.plan, self.plan.setup
         self.rng = random.Random(f"world {plan.seed}")
+        self.doors = random.Random(f"doors {plan.seed}")
         self.clock = SimClock(self.loop)
         self.weather = Weather(self.loop)
         self.began_s = self.loop.time()
@@ -75,7 +84,7 @@ class World:
         self.records = Records(self.loop, self.database, setup.required)
         addresses = [Address(f"0x{number:040x}") for number in range(0xA1, 0xA1 + setup.signers)]
         self.signers = [Signer(CHAIN_ID, address) for address in addresses]
-        keys = SimKeys(addresses)
+        self.keys = keys = SimKeys(addresses)
         self.accepting = Accept(
             FakeLedger(self.database, node="door"), cast("KeyPort", keys), frozenset({CHAIN_ID}), self.hint
         )
@@ -212,7 +221,7 @@ class World:
                 await asyncio.sleep(1.0)
                 continue
             try:
-                accepted = await self.accepting.create(request)
+                accepted = await self._door(signer).create(request)
             except SignerProtected:
                 self.refused += 1
                 return
@@ -260,6 +269,31 @@ class World:
         self.records.mark_lines()
         self.by_number[number] = tx_id
         self.records.say("caller", "handler", number)
+
+    def _door(self, signer: Signer) -> Accept:
+        """Of a node that is up, more often than not the one that has the lane: it hands over what it may."""
+        up = [slot for slot in self.slots if slot.is_up]
+        if not up:
+            return self.accepting
+        holding = [slot for slot in up if slot.running is not None and signer in slot.running.node.lanes]
+        slot = self.doors.choice(holding if holding and self.doors.random() < HELD_HERE else up)
+        ledger = FakeLedger(self.database, node="door", clock=slot.clock)
+        keys = cast("KeyPort", self.keys)
+        told = partial(self._requested, slot)
+        return Accept(ledger, keys, frozenset({CHAIN_ID}), self.hint, requested=told)
+
+    def _requested(self, slot: Slot, signer: Signer, arrived: Sequence[ManagedTx]) -> None:
+        """Told where it was accepted; to the others, if that node does not hold the lane. A dead one tells nobody."""
+        running = slot.running
+        if self.weather.has("hints_lost"):  # its caller went away when it was stored
+            self.records.struck("hints_lost", slot.name)
+            return
+
+        def tell() -> None:
+            if running is not None and not running.node.requested(signer, arrived):
+                self.hint(signer)
+
+        slot.call(tell)
 
     def hint(self, signer: Signer) -> None:
         if self.weather.has("hints_lost"):

@@ -4,6 +4,8 @@
 -- unfenced: any node accepts; a QUEUED row has no nonce and claims nothing
 -- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
 -- order wait for each other one way only.
+-- `waits`: whether others of the signer were queued before. Its own rows are not visible to the statement, and whatever was
+-- acknowledged before it began is.
 WITH asked AS MATERIALIZED (
   SELECT nextval('managed_tx_seq_seq') AS seq, a.*
     FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
@@ -12,7 +14,9 @@ WITH asked AS MATERIALIZED (
 ), signers AS MATERIALIZED (
   SELECT a.chain_id, a.signer, u.used_by,
          EXISTS (SELECT 1 FROM signer_nonce_cursor c
-                  WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT') AS is_protected
+                  WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT') AS is_protected,
+         EXISTS (SELECT 1 FROM managed_tx q
+                  WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED') AS waits
     FROM (SELECT DISTINCT chain_id, signer FROM asked) a
     LEFT JOIN signer_use u ON u.chain_id = a.chain_id AND u.signer = a.signer
 ), met AS (
@@ -36,12 +40,12 @@ WITH asked AS MATERIALIZED (
     JOIN takers t ON t.chain_id = a.chain_id AND t.signer = a.signer
    ORDER BY a.chain_id, a.signer, a.request_id COLLATE "C", a.seq
       ON CONFLICT (chain_id, signer, request_id) DO NOTHING
-  RETURNING tx_id, chain_id, signer
+  RETURNING tx_id, chain_id, signer, seq
 ), journaled AS (
   INSERT INTO journal (chain_id, signer, tx_id, event, state, node)
   SELECT chain_id, signer, tx_id, 'Receive', 'QUEUED', $10 FROM created
 )
-SELECT tx_id FROM created
+SELECT c.tx_id, c.seq, s.waits FROM created c JOIN signers s ON s.chain_id = c.chain_id AND s.signer = c.signer
 
 -- name: requests_known
 -- What is stored under the given request ids. A statement of its own, so that it sees what was committed meanwhile.

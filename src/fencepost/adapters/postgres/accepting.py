@@ -1,0 +1,135 @@
+"""Storing requests: single ones that come together share a statement, and each gets its own answer.
+
+An error of the database means that the outcome is unknown; the caller asks again, and what was stored is known then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.postgres.queries import sql
+from fencepost.application.intents import canonical, digest
+from fencepost.application.ports import Accepted, AcceptOutcome, Clock, NewRequest
+from fencepost.domain.managed import ManagedTx
+
+MOST_REQUESTS_A_COMMIT = 500
+# Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
+PARALLEL_ACCEPTS = 2
+
+
+class Accepting:
+    def __init__(self, pool: Pool, *, clock: Clock, node: str) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._node = node
+        self._accepts = GroupCommit(
+            self._accept, most_items=MOST_REQUESTS_A_COMMIT, parallel=PARALLEL_ACCEPTS
+        )
+
+    async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        if len(requests) == 1:
+            return [await self._accepts.submit(requests[0])]
+        return await self._accept(requests)
+
+    async def drain(self) -> None:
+        await self._accepts.drain()
+
+    async def _accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        answers: dict[UUID, Accepted] = {}
+        left = requests
+        for is_last in (False, True):
+            answers |= await self._store(left)
+            left = [request for request in left if request.tx_id not in answers]
+            if left:
+                answers |= await self._judge(left, is_last=is_last)
+                left = [request for request in left if request.tx_id not in answers]
+            if not left:
+                break
+        return [answers[request.tx_id] for request in requests]
+
+    async def _store(self, requests: Sequence[NewRequest]) -> dict[UUID, Accepted]:
+        """Those that were new."""
+        began_s = self._clock.now_s()
+        payloads = [canonical(request.intent) for request in requests]
+        created = await self._pool.fetch(
+            sql("accept_requests"),
+            [request.tx_id for request in requests],
+            [request.signer.chain_id for request in requests],
+            [request.signer.address for request in requests],
+            [request.request_id for request in requests],
+            [request.kind.value for request in requests],
+            [request.origin for request in requests],
+            [payload.decode() for payload in payloads],
+            [digest(payload) for payload in payloads],
+            [request.valid_for_s for request in requests],
+            self._node,
+            [_tags(request) for request in requests],
+        )
+        asked = {request.tx_id: request for request in requests}
+        answers = {}
+        for tx_id, seq, waits in created:
+            queued = None if waits else _queued(asked[tx_id], seq, began_s)
+            answers[tx_id] = Accepted(AcceptOutcome.CREATED, tx_id, "", queued)
+        return answers
+
+    async def _judge(self, requests: Sequence[NewRequest], *, is_last: bool) -> dict[UUID, Accepted]:
+        """Why nothing was written for these: known, known with another payload, or the signer takes nothing.
+
+        Where none of that holds, another node met the signer for the first time just then: unless this was the last
+        try, the request is left out here, and stored with the next statement, which sees that.
+        """
+        known = {
+            row["position"]: row
+            for row in await self._pool.fetch(
+                sql("requests_known"),
+                [request.signer.chain_id for request in requests],
+                [request.signer.address for request in requests],
+                [request.request_id for request in requests],
+            )
+        }
+        reasons = {
+            (row["chain_id"], row["signer"]): row["reason"]
+            for row in await self._pool.fetch(
+                sql("protect_reasons"),
+                [request.signer.chain_id for request in requests],
+                [request.signer.address for request in requests],
+            )
+        }
+        judged: dict[UUID, Accepted] = {}
+        for position, request in enumerate(requests, start=1):
+            row = known.get(position)
+            if row is None:
+                reason = reasons.get((request.signer.chain_id, request.signer.address))
+                if reason is not None or is_last:
+                    judged[request.tx_id] = Accepted(AcceptOutcome.PROTECTED, request.tx_id, reason or "")
+            elif row["payload_digest"] == digest(canonical(request.intent)):
+                judged[request.tx_id] = Accepted(AcceptOutcome.KNOWN, row["tx_id"])
+            else:
+                judged[request.tx_id] = Accepted(AcceptOutcome.CONFLICT, row["tx_id"])
+        return judged
+
+
+def _queued(request: NewRequest, seq: int, began_s: float) -> ManagedTx:
+    """As a load would give it. Its time runs from before it was stored: it never ends later than the database says."""
+    return ManagedTx(
+        tx_id=request.tx_id,
+        signer=request.signer,
+        seq=seq,
+        kind=request.kind,
+        intent=request.intent,
+        request_id=request.request_id,
+        origin=request.origin,
+        journal_count=1,
+        valid_until_s=None if request.valid_for_s is None else began_s + request.valid_for_s,
+        received_s=began_s,
+    )
+
+
+def _tags(request: NewRequest) -> str | None:
+    """As JSON: an array of arrays would have to be rectangular."""
+    return msgspec.json.encode(request.tags).decode() if request.tags else None
