@@ -146,7 +146,7 @@ class Stage:
             await connection.execute("BEGIN")
             statement, arguments = lane_statement([self.write], now_s=0, node="a")
             (answer,) = await connection.fetch(statement, *arguments)
-            assert (answer["lease_ok"], answer["applied"]) == (True, True)
+            assert answer["applied"]
             yield connection
         finally:
             await self.a._pool.release(connection, timeout=5)

@@ -28,7 +28,6 @@ from integration.stage import SIGNER, Owner, Stage, open_stage
 WITHOUT_TOKEN_IN_A_KEY = (
     "ALTER TABLE signer_lease DROP CONSTRAINT signer_lease_chain_id_signer_fencing_token_key"
 )
-WITHOUT_UNIQUE_NONCES = "DROP INDEX managed_tx_nonce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ TABLE = [
         "the lock and max(nonce)+1 in one statement",
         schedules.two_allocations,
         {"allocate": stage.write},
-        {"allocate": mutants.lock_and_count_in_one, "schema": WITHOUT_UNIQUE_NONCES},
+        {"allocate": mutants.lock_and_count_in_one},
         "repeat",
     ),
     Row(

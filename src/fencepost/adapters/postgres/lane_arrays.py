@@ -5,7 +5,7 @@ Most commits do one kind of thing. What a commit has no rows for is left out of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,15 +16,29 @@ from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
-# How each part's columns travel: what may be any text or bytes as a list, and the rest (numbers, flags, ids and words of
-# our own, which need no quotes) as the text of an array. The driver's own way costs several times as much an element.
-_LANE_LISTED = (False,) * 9 + (True,)
-_CHANGE_LISTED = (False,) * 7 + (True,) + (False,) * 4 + (True, False, True, False, True, False, True)
-_ATTEMPT_LISTED = (False,) * 9 + (True, True)
-_SENT_LISTED = (False,) * 5 + (True,)
-_ENTRY_LISTED = (False,) * 4 + (True,)
-_COMMAND_LISTED = (False, False, True)
-_FILLER_LISTED = (False, False, True, True, False, False, False, True, False)
+# How a column travels. The driver encodes the elements of a list one by one, which costs several times as much as one
+# text does; so a list is only for what may be any text or bytes.
+_WORDS = "words"  # numbers, flags, ids and words of our own, which need no quotes: the text of an array
+_JOINED = (
+    "joined"  # hashes and JSON, in which a control character never stands as itself: a text to split at one
+)
+_LISTED = "listed"
+_SEPARATOR = "\x1f"
+_NOTHING: dict[str, Any] = {_WORDS: "{}", _JOINED: "", _LISTED: []}
+
+_LANE = (_WORDS,) * 9 + (_LISTED,)
+_CHANGE = (
+    *(_WORDS,) * 7,
+    _LISTED,
+    *(_WORDS,) * 4,
+    *(_JOINED, _WORDS, _JOINED),
+    *(_WORDS, _JOINED) * 2,
+)
+_ATTEMPT = (*(_WORDS,) * 9, _LISTED, _JOINED)
+_SENT = (*(_WORDS,) * 6, _LISTED)
+_ENTRY = (*(_WORDS,) * 4, _JOINED)
+_COMMAND = (_WORDS, _WORDS, _LISTED)
+_FILLER = (_WORDS, _WORDS, _JOINED, _LISTED, _WORDS, _WORDS, _WORDS, _JOINED, _WORDS)
 
 
 def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> tuple[str, list[Any]]:
@@ -53,13 +67,13 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
                 if attempt.sent_count != (0 if known is None else known.sent_count):
                     sent_attempts.append(_sent_row(lane, tx, attempt))
     arguments = [
-        *_columns(lanes, _LANE_LISTED),
-        *_columns(changes, _CHANGE_LISTED),
-        *_columns(new_attempts, _ATTEMPT_LISTED),
-        *_columns(sent_attempts, _SENT_LISTED),
-        *_columns(entries, _ENTRY_LISTED),
-        *_columns(commands, _COMMAND_LISTED),
-        *_columns(fillers, _FILLER_LISTED),
+        *_columns(lanes, _LANE),
+        *_columns(changes, _CHANGE),
+        *_columns(new_attempts, _ATTEMPT),
+        *_columns(sent_attempts, _SENT),
+        *_columns(entries, _ENTRY),
+        *_columns(commands, _COMMAND),
+        *_columns(fillers, _FILLER),
         node,
     ]
     needed = {
@@ -75,18 +89,20 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     return statement.sql, statement.arguments(arguments)
 
 
-def _columns(rows: list[tuple[Any, ...]], listed: tuple[bool, ...]) -> list[Any]:
+def _columns(rows: list[tuple[Any, ...]], ways: tuple[str, ...]) -> list[Any]:
     if not rows:
-        return [[] if is_listed else "{}" for is_listed in listed]
-    columns = zip(*rows, strict=True)
-    return [
-        list(column) if is_listed else _array_text(column)
-        for column, is_listed in zip(columns, listed, strict=True)
-    ]
+        return [_NOTHING[way] for way in ways]
+    return [_column(values, way) for values, way in zip(zip(*rows, strict=True), ways, strict=True)]
 
 
-def _array_text(values: Iterable[object]) -> str:
-    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+def _column(values: tuple[Any, ...], way: str) -> Any:
+    if values.count(None) == len(values):
+        return _NOTHING[way]  # beside longer columns, a short one is filled up with NULL
+    if way is _WORDS:
+        return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+    if way is _JOINED:
+        return _SEPARATOR.join([value or "" for value in values])
+    return list(values)
 
 
 def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
@@ -166,7 +182,8 @@ def _attempt_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
 
 def _sent_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
     result = attempt.last_result.value if attempt.last_result else None
-    return (lane, tx.tx_id, attempt.number, attempt.sent_count, result, attempt.last_message[:2000] or None)
+    message = attempt.last_message[:2000] or None
+    return (lane, tx.tx_id, tx.held_nonce(), attempt.number, attempt.sent_count, result, message)
 
 
 def _json(value: Any) -> str | None:

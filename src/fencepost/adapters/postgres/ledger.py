@@ -233,8 +233,11 @@ class PostgresLedger:
 
     async def _commit_together(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
         statement, arguments = lane_statement(writes, now_s=self._clock.now_s(), node=self._node)
-        found = await self._pool.fetch(statement, *arguments)
-        return [Written(lease_ok=row["lease_ok"], applied=row["applied"]) for row in found]
+        standing = {row["lane"]: row["applied"] for row in await self._pool.fetch(statement, *arguments)}
+        return [
+            Written(lease_ok=lane in standing, applied=standing.get(lane, False))
+            for lane in range(1, len(writes) + 1)
+        ]
 
 
 def _signer(row: rows.Row) -> Signer:

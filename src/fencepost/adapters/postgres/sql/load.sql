@@ -24,20 +24,24 @@ SELECT t.*, NULL::float8 AS submitted_ago_s, NULL::float8 AS resubmit_in_s,
  LIMIT $3
 
 -- name: load_finished
--- A signer's ended transactions from a nonce on, by nonce.
+-- A signer's ended transactions with bytes from a nonce on, by nonce.
 SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS submitted_ago_s,
        NULL::float8 AS resubmit_in_s, NULL::float8 AS valid_for_s
-  FROM managed_tx t
- WHERE t.chain_id = $1 AND t.signer = $2 AND t.nonce >= $3 AND t.state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
- ORDER BY t.nonce
+  FROM tx_attempt a
+  JOIN managed_tx t ON t.tx_id = a.tx_id
+ WHERE a.chain_id = $1 AND a.signer = $2 AND a.nonce >= $3 AND a.attempt = 1
+   AND t.state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
+ ORDER BY a.nonce
  LIMIT $4
 
 -- name: load_attempts
 -- All attempts of some transactions, oldest first.
-SELECT tx_id, attempt, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash, sent_count, last_result, last_message
-  FROM tx_attempt
- WHERE tx_id = ANY ($1::uuid[])
- ORDER BY tx_id, attempt
+SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.raw, a.tx_hash, a.sent_count,
+       a.last_result, a.last_message
+  FROM managed_tx t
+  JOIN tx_attempt a ON a.chain_id = t.chain_id AND a.signer = t.signer AND a.nonce = t.nonce AND a.tx_id = t.tx_id
+ WHERE t.tx_id = ANY ($1::uuid[])
+ ORDER BY a.tx_id, a.attempt
 
 -- name: load_commands
 -- What people asked of a signer's lane and nobody answered yet.

@@ -9,7 +9,7 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 -- name: read_txs
 -- Some transactions, by their ids.
 SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
-       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, NULL::jsonb AS receipt,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, NULL::json AS receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
  WHERE t.tx_id = ANY ($1::uuid[])
@@ -68,11 +68,12 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 
 -- name: read_attempts
 -- What was signed for some transactions, oldest first; without the bytes.
-SELECT tx_id, attempt, purpose, tx_type, gas, fee_cap_wei, tip_wei, tx_hash, sent_count, last_result, last_message,
-       created_at
-  FROM tx_attempt
- WHERE tx_id = ANY ($1::uuid[])
- ORDER BY tx_id, attempt
+SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.tx_hash, a.sent_count,
+       a.last_result, a.last_message, a.created_at
+  FROM managed_tx t
+  JOIN tx_attempt a ON a.chain_id = t.chain_id AND a.signer = t.signer AND a.nonce = t.nonce AND a.tx_id = t.tx_id
+ WHERE t.tx_id = ANY ($1::uuid[])
+ ORDER BY a.tx_id, a.attempt
 
 -- name: read_journal_of_tx
 -- The newest of what happened to a transaction, oldest first.
