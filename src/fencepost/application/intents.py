@@ -6,7 +6,6 @@ Two payloads that mean the same have the same digest, so a retry with another sp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,24 +34,51 @@ def to_payload(intent: Intent) -> dict[str, Any]:
     return payload
 
 
-def from_payload(payload: Mapping[str, Any]) -> Intent:
-    fees = payload.get("fees")
-    return Intent(
-        call=Call(
-            to=Address(payload["to"]) if "to" in payload else None,
-            value_wei=int(payload["value"]),
-            data=bytes.fromhex(payload["data"][2:]) if "data" in payload else b"",
-            access_list=tuple(
-                AccessEntry(
-                    address=Address(entry["address"]),
-                    storage_keys=tuple(bytes.fromhex(key[2:]) for key in entry["storageKeys"]),
-                )
-                for entry in payload.get("accessList", ())
-            ),
+class _StoredFees(msgspec.Struct):
+    fee_cap: str = msgspec.field(name="feeCap")
+    tip: str
+
+
+class _StoredEntry(msgspec.Struct):
+    address: str
+    storage_keys: list[str] = msgspec.field(name="storageKeys")
+
+
+class _Stored(msgspec.Struct):
+    type: int
+    value: str
+    to: str | None = None
+    data: str | None = None
+    gas: int | None = None
+    fees: _StoredFees | None = None
+    access_list: list[_StoredEntry] = msgspec.field(name="accessList", default_factory=list)
+
+
+_read = msgspec.json.Decoder(_Stored).decode
+_TYPES = {int(tx_type): tx_type for tx_type in TxType}
+
+
+def from_payload(text: str | bytes) -> Intent:
+    """What was stored of it."""
+    stored = _read(text)
+    fees = stored.fees
+    call = Call(
+        to=None if stored.to is None else Address(stored.to),
+        value_wei=int(stored.value),
+        data=b"" if stored.data is None else bytes.fromhex(stored.data[2:]),
+        access_list=tuple(
+            AccessEntry(
+                address=Address(entry.address),
+                storage_keys=tuple(bytes.fromhex(key[2:]) for key in entry.storage_keys),
+            )
+            for entry in stored.access_list
         ),
-        gas=payload.get("gas"),
-        fees=Fees(fee_cap_wei=int(fees["feeCap"]), tip_wei=int(fees["tip"])) if fees else None,
-        type=TxType(payload["type"]),
+    )
+    return Intent(
+        call=call,
+        gas=stored.gas,
+        fees=None if fees is None else Fees(fee_cap_wei=int(fees.fee_cap), tip_wei=int(fees.tip)),
+        type=_TYPES[stored.type],
     )
 
 

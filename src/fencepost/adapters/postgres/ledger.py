@@ -20,12 +20,12 @@ from fencepost.adapters.postgres.accepting import Accepting
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.lane_arrays import lane_statement
+from fencepost.adapters.postgres.loading import Loading
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import (
     Accepted,
     Clock,
     Command,
-    Cursor,
     LaneState,
     LaneWrite,
     NewRequest,
@@ -35,7 +35,6 @@ from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
-from fencepost.domain.states import CursorState
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +67,12 @@ class PostgresLedger:
         self._skew_allowance_s = skew_allowance_s
         self._commits = GroupCommit(self._commit, most_items=MOST_LANES_A_COMMIT, parallel=PARALLEL_COMMITS)
         self._accepting = Accepting(pool, clock=clock, node=node)
+        self._loading = Loading(pool, clock)
 
     async def drain(self) -> None:
         await self._commits.drain()
         await self._accepting.drain()
+        await self._loading.drain()
 
     # ---- what anybody may write
 
@@ -160,57 +161,28 @@ class PostgresLedger:
     # ---- reading
 
     async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:
-        cursor = await self._pool.fetchrow(sql("load_cursor"), signer.chain_id, signer.address)
-        in_flight = await self._pool.fetch(sql("load_in_flight"), signer.chain_id, signer.address)
-        return LaneState(
-            cursor=_cursor(cursor) if cursor is not None else None,
-            in_flight=tuple(await self._with_attempts(in_flight)),
-            queue=tuple(await self.load_queue(signer, limit=queue_limit)),
-            cursor_token=cursor["fencing_token"] if cursor is not None else None,
-        )
+        return await self._loading.lane(signer, queue_limit=queue_limit)
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
-        found = await self._pool.fetch(sql("load_queue"), signer.chain_id, signer.address, limit)
-        now_s = self._clock.now_s()
-        return [rows.managed_tx(row, (), now_s=now_s) for row in found]
+        return await self._loading.queue(signer, limit=limit)
 
     async def load_commands(self, signer: Signer) -> Sequence[Command]:
-        found = await self._pool.fetch(sql("load_commands"), signer.chain_id, signer.address)
-        return [
-            Command(
-                id=row["id"],
-                command=row["command"],
-                tx_id=row["tx_id"],
-                detail=msgspec.json.decode(row["detail"]),
-                asked_by=row["asked_by"],
-                reason=row["reason"],
-            )
-            for row in found
-        ]
+        return await self._loading.commands(signer)
 
     async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
         found = await self._pool.fetch(
             sql("load_finished"), signer.chain_id, signer.address, from_nonce, limit
         )
-        return await self._with_attempts(found)
+        return await self._loading.with_attempts(found)
 
     async def get(self, tx_id: UUID) -> ManagedTx | None:
-        found = await self._with_attempts(await self._pool.fetch(sql("tx_by_id"), tx_id))
+        found = await self._loading.with_attempts(await self._pool.fetch(sql("tx_by_id"), tx_id))
         return found[0] if found else None
 
     async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None:
         found = await self._pool.fetch(sql("tx_by_request"), signer.chain_id, signer.address, request_id)
-        txs = await self._with_attempts(found)
+        txs = await self._loading.with_attempts(found)
         return txs[0] if txs else None
-
-    async def _with_attempts(self, found: Sequence[rows.Row]) -> list[ManagedTx]:
-        if not found:
-            return []
-        attempts = rows.attempts_by_tx(
-            await self._pool.fetch(sql("load_attempts"), [row["tx_id"] for row in found])
-        )
-        now_s = self._clock.now_s()
-        return [rows.managed_tx(row, attempts.get(row["tx_id"], ()), now_s=now_s) for row in found]
 
     # ---- the fenced write
 
@@ -242,15 +214,6 @@ class PostgresLedger:
 
 def _signer(row: rows.Row) -> Signer:
     return Signer(row["chain_id"], Address(row["signer"]))
-
-
-def _cursor(row: rows.Row) -> Cursor:
-    return Cursor(
-        next_nonce=row["next_nonce"],
-        start_nonce=row["start_nonce"],
-        state=CursorState(row["state"]),
-        reason=row["reason"],
-    )
 
 
 def _signer_arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:

@@ -51,7 +51,7 @@ def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> Manage
         signer=Signer(row["chain_id"], Address(row["signer"])),
         seq=row["seq"],
         kind=Kind(row["kind"]),
-        intent=from_payload(msgspec.json.decode(row["payload"])),
+        intent=from_payload(row["payload"]),
         request_id=row["request_id"],
         origin=row["origin"],
         version=row["version"],
@@ -68,7 +68,28 @@ def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> Manage
         last_submit_s=None if row["submitted_ago_s"] is None else now_s - row["submitted_ago_s"],
         resubmit_due_s=None if row["resubmit_in_s"] is None else now_s + row["resubmit_in_s"],
         valid_until_s=None if row["valid_for_s"] is None else now_s + row["valid_for_s"],
-        received_s=None if (ago_s := row.get("received_ago_s")) is None else now_s - ago_s,
+    )
+
+
+def queued_tx(signer: Signer, columns: Sequence[Any], *, now_s: float) -> ManagedTx:
+    """A row of `load_queues`, by position: many are read at once, and names are looked up one by one."""
+    tx_id, seq, kind, payload, request_id, origin, version, sub_state, error, journal_count, valid, ago = (
+        columns
+    )
+    return ManagedTx(
+        tx_id=tx_id,
+        signer=signer,
+        seq=seq,
+        kind=Kind(kind),
+        intent=from_payload(payload),
+        request_id=request_id,
+        origin=origin,
+        version=version,
+        sub_state=SubState(sub_state) if sub_state else None,
+        error=error,
+        journal_count=journal_count,
+        valid_until_s=None if valid is None else now_s + valid,
+        received_s=now_s - ago,
     )
 
 

@@ -1,27 +1,35 @@
--- name: load_cursor
--- Where a signer's sequence stands.
-SELECT next_nonce, start_nonce, state, reason, fencing_token FROM signer_nonce_cursor WHERE chain_id = $1 AND signer = $2
+-- name: load_cursors
+-- Where the sequences of signers stand.
+SELECT c.chain_id, c.signer, c.next_nonce, c.start_nonce, c.state, c.reason, c.fencing_token
+  FROM unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
+  JOIN signer_nonce_cursor c ON c.chain_id = a.chain_id AND c.signer = a.signer
 
 -- name: load_in_flight
--- A signer's live transactions that have a nonce, by nonce.
+-- The live transactions of signers that have a nonce, by nonce.
 SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS submitted_ago_s,
        extract(epoch FROM t.next_resubmit_at - clock_timestamp())::float8 AS resubmit_in_s,
        extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s
-  FROM managed_tx t
- WHERE t.chain_id = $1 AND t.signer = $2 AND t.nonce IS NOT NULL
+  FROM unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
+  JOIN managed_tx t ON t.chain_id = a.chain_id AND t.signer = a.signer
+ WHERE t.nonce IS NOT NULL
    AND t.is_live
  ORDER BY t.nonce
 
--- name: load_queue
--- A signer's oldest requests without a nonce, by arrival.
-SELECT t.*, NULL::float8 AS submitted_ago_s, NULL::float8 AS resubmit_in_s,
+-- name: load_queues
+-- The oldest requests without a nonce of each signer, by arrival: what such a row can have.
+SELECT a.position, t.tx_id, t.seq, t.kind, t.payload, t.request_id, t.origin, t.version, t.sub_state, t.error,
+       t.journal_count,
        extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s,
        extract(epoch FROM clock_timestamp() - t.created_at)::float8 AS received_ago_s
-  FROM managed_tx t
- WHERE t.chain_id = $1 AND t.signer = $2 AND t.state = 'QUEUED'
-   AND t.is_live
- ORDER BY t.seq
- LIMIT $3
+  FROM unnest($1::bigint[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (chain_id, signer, most, position)
+ CROSS JOIN LATERAL (
+   SELECT * FROM managed_tx q
+    WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.state = 'QUEUED'
+      AND q.is_live
+    ORDER BY q.seq
+    LIMIT a.most
+ ) t
+ ORDER BY a.position, t.seq
 
 -- name: load_finished
 -- A signer's ended transactions with bytes from a nonce on, by nonce.
@@ -44,12 +52,16 @@ SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei
  ORDER BY a.tx_id, a.attempt
 
 -- name: load_commands
--- What people asked of a signer's lane and nobody answered yet.
-SELECT id, command, tx_id, detail, asked_by, reason
-  FROM lane_command
- WHERE chain_id = $1 AND signer = $2 AND done_at IS NULL
- ORDER BY id
- LIMIT 100
+-- What people asked of the lanes of signers and nobody answered yet.
+SELECT a.position, c.id, c.command, c.tx_id, c.detail, c.asked_by, c.reason
+  FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS a (chain_id, signer, position)
+ CROSS JOIN LATERAL (
+   SELECT * FROM lane_command d
+    WHERE d.chain_id = a.chain_id AND d.signer = a.signer AND d.done_at IS NULL
+    ORDER BY d.id
+    LIMIT 100
+ ) c
+ ORDER BY a.position, c.id
 
 -- name: tx_by_id
 -- One transaction.
