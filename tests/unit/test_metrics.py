@@ -157,6 +157,18 @@ def test_a_stage_is_timed_from_the_change_before_or_from_what_the_ledger_says() 
     assert value(metrics, "tx_finished_total", state="CONFIRMED") == 1
 
 
+@pytest.mark.parametrize("end", [State.TRACKING, State.CONFIRMED])
+def test_a_send_that_is_told_with_what_followed_is_timed_by_itself(end: State) -> None:
+    metrics = Metrics(signer_labels=False)
+    observer = noted(metrics)
+    allocated, mined = moved(TX, State.QUEUED, State.ALLOCATED), moved(TX, State.ALLOCATED, end)
+    mined = mined._replace(after=mined.after._replace(last_submit_s=11.0))
+    observer.note("moved", signer=SIGNER, changes=[allocated], at_s=10.0)
+    observer.note("moved", signer=SIGNER, changes=[mined], at_s=15.0)
+    assert value(metrics, "tx_stage_seconds_sum", stage="allocated_to_submitted") == 1.0
+    assert value(metrics, "tx_stage_seconds_sum", stage="submitted_to_mined") == 4.0
+
+
 def test_what_is_remembered_of_transactions_is_bounded() -> None:
     metrics = Metrics(signer_labels=False)
     changes = [moved(UUID(int=n), State.QUEUED, State.ALLOCATED) for n in range(MOST_REMEMBERED + 10)]

@@ -243,18 +243,28 @@ class Metrics:
         remembered = self._since
         ended: list[State] = []
         for before, after, _ in changes:
-            was, is_now = before.state, after.state
+            was, is_now, at_s = before.state, after.state, now_s
             state, since_s = remembered.pop(before.tx_id, _UNSEEN)
             if state is not was:
                 since_s = before.received_s if was is State.QUEUED else None
-            stage = _STAGES.get((was, is_now))
-            if stage is not None and since_s is not None:
-                self.tx_stage_seconds[stage].observe(max(0.0, now_s - since_s))
+            if was is State.ALLOCATED and after.last_submit_s is not None:
+                # A send is told later than it was made, often together with what followed it.
+                at_s = after.last_submit_s
+                self._on_stage(was, State.SUBMITTED, since_s, at_s)
+                was, since_s = State.SUBMITTED, at_s
+            if was is not is_now:
+                at_s = now_s
+                self._on_stage(was, is_now, since_s, at_s)
             if is_now in TERMINAL:
                 ended.append(is_now)
             else:
-                remembered[before.tx_id] = (is_now, now_s)
+                remembered[before.tx_id] = (is_now, at_s)
         for end, count in Tally(ended).items():
             self.tx_finished[end,].inc(count)
         while len(remembered) > MOST_REMEMBERED:
             remembered.popitem(last=False)
+
+    def _on_stage(self, before: State, after: State, since_s: float | None, at_s: float) -> None:
+        stage = _STAGES.get((before, after))
+        if stage is not None and since_s is not None:
+            self.tx_stage_seconds[stage].observe(max(0.0, at_s - since_s))
