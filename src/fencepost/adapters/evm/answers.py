@@ -7,6 +7,7 @@ endpoint may do better.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 from fencepost.application.ports import Block, Header, Receipt
@@ -21,9 +22,14 @@ _NO_HASH: Final = BlockHash("0x" + "0" * 64)
 
 
 def quantity(value: object, *, of: str) -> int:
-    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
-        raise RpcUnavailable(f"malformed answer: {of} is not a hex number")
-    return int(value, 16)
+    if isinstance(value, str) and (number := _number(value)) is not None:
+        return number
+    raise RpcUnavailable(f"malformed answer: {of} is not a hex number")
+
+
+@lru_cache(maxsize=1024)  # a block's receipts say the same few numbers
+def _number(text: str) -> int | None:
+    return int(text, 16) if _QUANTITY.fullmatch(text) else None
 
 
 def hash_text(value: object, *, of: str) -> str:
@@ -55,17 +61,22 @@ def block(value: object) -> Block:
     )
 
 
-def receipt(value: object) -> Receipt | None:
-    """None also for the receipt of a transaction that is in no block yet, which some nodes answer."""
+def receipt(value: object, *, asked: TxHash | None = None) -> Receipt | None:
+    """None also for the receipt of a transaction that is in no block yet, which some nodes answer.
+
+    `asked` is the hash that it should be of; it need not be looked at any closer if it is.
+    """
     if value is None:
         return None
     fields = _object(value, of="receipt")
-    if fields.get("blockHash") is None or fields.get("blockNumber") is None:
+    block_hash, number = fields.get("blockHash"), fields.get("blockNumber")
+    if block_hash is None or number is None:
         return None
+    said = fields.get("transactionHash")
     return Receipt(
-        tx_hash=TxHash(hash_text(fields.get("transactionHash"), of="transaction hash")),
-        block_number=quantity(fields["blockNumber"], of="block number"),
-        block_hash=BlockHash(hash_text(fields["blockHash"], of="block hash")),
+        tx_hash=asked if asked is not None and asked == said else TxHash(hash_text(said, of="transaction hash")),
+        block_number=quantity(number, of="block number"),
+        block_hash=BlockHash(hash_text(block_hash, of="block hash")),
         succeeded=quantity(fields.get("status"), of="status") == 1,
         gas_used=quantity(fields.get("gasUsed"), of="gas used"),
         raw=fields,

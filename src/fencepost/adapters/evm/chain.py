@@ -134,6 +134,8 @@ class EvmChain(Chain):
         return [merge(results) for results in zip(*by_endpoint, strict=True)]
 
     def _send_result(self, tx: SignedTx, answer: object) -> SendResult:
+        if answer == tx.hash:
+            return SendResult(SendCategory.ACCEPTED, returned_hash=tx.hash)
         if isinstance(answer, RpcError):
             return self._refusal(answer)
         try:
@@ -307,7 +309,7 @@ def _receipt(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Receipt | R
     if isinstance(answer, RpcError):
         return answer
     try:
-        receipt = answers.receipt(answer)
+        receipt = answers.receipt(answer, asked=tx_hash)
     except RpcUnavailable as error:
         return error
     if receipt is not None and receipt.tx_hash != tx_hash:

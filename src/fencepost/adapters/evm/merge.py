@@ -43,4 +43,6 @@ _RANK: Final = {category: rank for rank, (category, _) in enumerate(PRECEDENCE)}
 
 def merge(results: Sequence[SendResult]) -> SendResult:
     """The strongest of at least one; of two alike, the one that places the chain further on."""
+    if len(results) == 1:
+        return results[0]
     return min(results, key=lambda result: (_RANK[result.category], -(result.chain_nonce or 0)))

@@ -44,6 +44,13 @@ class _BatchRefused(Exception):
     """The endpoint turned a batch away unread."""
 
 
+class _Request(msgspec.Struct):
+    id: int
+    method: str
+    params: Sequence[Any]
+    jsonrpc: str = "2.0"
+
+
 def masked(url: str) -> str:
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
@@ -155,7 +162,7 @@ class JsonRpc:
 
     async def _single(self, method: str, params: Sequence[Any]) -> Any:
         call_id = next(self._ids)
-        status, answer = await self._post(_request(call_id, method, params))
+        status, answer = await self._post(_Request(call_id, method, params))
         if status is not None:
             raise self._unavailable(f"answered HTTP {status}")
         # An error may come with a null id, when the node couldn't read the request.
@@ -167,10 +174,7 @@ class JsonRpc:
         return value
 
     async def _together(self, calls: Calls) -> list[Any]:
-        ids = [next(self._ids) for _ in calls]
-        requests = [
-            _request(call_id, method, params) for call_id, (method, params) in zip(ids, calls, strict=True)
-        ]
+        requests = [_Request(next(self._ids), method, params) for method, params in calls]
         status, answer = await self._post(requests)
         if status is not None:
             if status in _BATCH_REFUSING_STATUSES:
@@ -185,10 +189,10 @@ class JsonRpc:
             if isinstance(item, dict) and isinstance(item.get("id"), int):
                 by_id.setdefault(item["id"], item)
         return [
-            self._value(by_id[call_id])
-            if call_id in by_id
+            self._value(by_id[request.id])
+            if request.id in by_id
             else self._unavailable("no answer to this call of the batch")
-            for call_id in ids
+            for request in requests
         ]
 
     def _lone_error(self, answer: dict[str, Any]) -> Exception:
@@ -202,6 +206,8 @@ class JsonRpc:
 
     def _value(self, answer: dict[str, Any]) -> Any:
         error = answer.get("error")
+        if error is None and "result" in answer:
+            return answer["result"]
         if isinstance(error, dict):
             code, text = error.get("code"), error.get("message")
             return RpcRefused(
@@ -209,8 +215,6 @@ class JsonRpc:
                 rpc_code=code if isinstance(code, int) else None,
                 data=error.get("data"),
             )
-        if error is None and "result" in answer:
-            return answer["result"]
         return self._unavailable("the answer has neither result nor error")
 
     async def _post(self, body: object) -> tuple[int | None, Any]:
@@ -250,6 +254,3 @@ class JsonRpc:
     def _unavailable(self, what: str) -> RpcUnavailable:
         return RpcUnavailable(f"{self.endpoint}: {what}")
 
-
-def _request(call_id: int, method: str, params: Sequence[Any]) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": call_id, "method": method, "params": list(params)}
