@@ -54,7 +54,7 @@ async def deploy(fencepost: Fencepost, account: Account, code: bytes) -> Address
     assert ended is not None
     assert ended.state == "CONFIRMED", ended.error
     assert ended.mined is not None
-    return Address(str(ended.mined.receipt["contractAddress"]).lower())
+    return Address(str(ended.mined.raw["contractAddress"]).lower())
 
 
 async def on_chain(chain: OwnChain, tx_hash: str | None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def test_what_reverts_on_the_chain_fails_at_depth_with_its_reason(
         deployed = await fencepost.wait_for(deployment)
         assert deployed is not None
         assert deployed.mined is not None
-        contract = deployed.mined.receipt["contractAddress"].lower()
+        contract = deployed.mined.raw["contractAddress"].lower()
         tx_id = await fencepost.create(signer=account.address, to=contract, gas=100_000)
         await fencepost.wait_for(tx_id, "submitted")
         await by_hand.mine()

@@ -165,7 +165,7 @@ async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
     head = await lab.chain.head()
     assert missing is None
     assert receipt is not None
-    assert (receipt.tx_hash, receipt.block_number, receipt.block_hash) == (tx.hash, head.number, head.hash)
+    assert (receipt.tx_hash, receipt.block) == (tx.hash, (head.number, head.hash))
     assert receipt.succeeded
     assert receipt.gas_used == 21_000
     assert receipt.raw["transactionHash"] == tx.hash
@@ -298,10 +298,10 @@ async def test_a_reorg_takes_the_receipt_back(lab: Lab) -> None:
     assert receipt is not None
     await lab.reorg(1)
     [gone] = await lab.chain.receipts([tx.hash])
-    other = await lab.chain.block(receipt.block_number)
+    other = await lab.chain.block(receipt.block.number)
     assert gone is None
     assert other is not None
-    assert other.header.hash != receipt.block_hash
+    assert other.header.hash != receipt.block.hash
     assert await lab.chain.nonce(sender(lab), "latest") == 0
 
 
@@ -316,9 +316,7 @@ async def test_block_receipts_are_the_receipts_of_the_block(lab: Lab) -> None:
     assert by_block is not None
     by_hash = await chain.receipts([receipt.tx_hash for receipt in by_block])
     assert {receipt.tx_hash for receipt in by_block} == {tx.hash for tx in txs}
-    assert [(r.block_hash, r.gas_used) for r in by_block] == [
-        (r.block_hash, r.gas_used) for r in by_hash if r
-    ]
+    assert [(r.block, r.gas_used) for r in by_block] == [(r.block, r.gas_used) for r in by_hash if r]
     assert await chain.block_receipts(head.number + 1000) is None
 
 

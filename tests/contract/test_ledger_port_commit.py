@@ -15,7 +15,7 @@ from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing
 from fencepost.domain.ids import Address, BlockHash, Signer
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx, Mined, Purpose, Step
+from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx, Purpose, Receipt, Step
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import CursorState, State, SubState
 from fencepost.domain.transaction import Call
@@ -31,9 +31,9 @@ def block(number: int, fork: str = "") -> BlockRef:
     return BlockRef(number, BlockHash(tx_hash(f"block {number}{fork}")))
 
 
-def receipt_of(tx: ManagedTx, at: BlockRef) -> Mined:
+def receipt_of(tx: ManagedTx, at: BlockRef) -> Receipt:
     raw = {"status": "0x0", "gasUsed": "0x5208", "logs": []}
-    return Mined(tx.latest.signed.hash, at, succeeded=False, gas_used=21_000, receipt=raw)
+    return Receipt(tx.latest.signed.hash, at, succeeded=False, gas_used=21_000, raw=raw)
 
 
 def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
@@ -430,7 +430,7 @@ async def test_a_receipt_comes_back_as_the_node_gave_it(lab: LedgerLab, bloom: s
     ledger = await lab.node("a")
     term, (tx,) = await allocated(ledger, "one")
     given = receipt_of(tx, block(5))
-    receipt = given._replace(receipt={**given.receipt, "logsBloom": bloom})
+    receipt = given._replace(raw={**given.raw, "logsBloom": bloom})
     tx = await apply(ledger, term, tx, partial(managed.mined, receipt=receipt))
     assert tx.mined == receipt
 

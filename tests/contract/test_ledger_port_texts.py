@@ -10,7 +10,7 @@ from contract.test_ledger_port_commit import ACCEPTED, APPLIED, block, change, h
 from fakes.ledger_lab import ALICE, LedgerLab
 from fencepost.application.ports import Cursor, LaneWrite
 from fencepost.domain import managed
-from fencepost.domain.managed import Mined
+from fencepost.domain.managed import Receipt
 from fencepost.domain.states import CursorState
 
 NASTY = [
@@ -44,7 +44,7 @@ async def test_texts_come_back_as_they_were(lab: LedgerLab, text: str) -> None:
     ends = []
     for tx, said in zip((c.after for c in changes), ("plain", text, "plain"), strict=True):
         raw = {"status": "0x1", "gasUsed": "0x5208", "logs": [], said: {"deep": [said, None]}}
-        mined = Mined(tx.latest.signed.hash, at, succeeded=True, gas_used=21_000, receipt=raw)
+        mined = Receipt(tx.latest.signed.hash, at, succeeded=True, gas_used=21_000, raw=raw)
         sent = ACCEPTED._replace(message=said)
         ends.append(
             change(
@@ -70,7 +70,7 @@ async def test_one_row_without_a_receipt_between_two_with_one(lab: LedgerLab) ->
     assert await ledger.commit(LaneWrite(term, changes, cursor_after=Cursor(3, 0))) == APPLIED
     x, y, z = (c.after._replace(version=2) for c in changes)
     receipts = [
-        Mined(tx.latest.signed.hash, block(4), True, 21_000, {"status": "0x1", "gasUsed": "0x5208"})
+        Receipt(tx.latest.signed.hash, block(4), True, 21_000, {"status": "0x1", "gasUsed": "0x5208"})
         for tx in (x, z)
     ]
     first = change(x, partial(managed.mined, receipt=receipts[0]))

@@ -249,7 +249,7 @@ async def test_a_receipt_one_node_lacks_is_asked_of_all(nodes: list[Node], opene
     chain = opened.chain(*nodes[:2])
     found, missing = await chain.receipts([tx(1).hash, tx(2).hash])
     assert found is not None
-    assert found.block_number == 5
+    assert found.block.number == 5
     assert missing is None
     nodes[1].respond = status(500)
     with pytest.raises(RpcUnavailable):

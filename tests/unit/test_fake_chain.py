@@ -58,7 +58,7 @@ async def test_a_reorg_keeps_what_it_is_told_and_the_rest_is_pending(chain: Fake
     chain.reorg(1, keep=[tx(0).hash])
     kept, gone = await chain.receipts([tx(0).hash, tx(1).hash])
     assert kept is not None
-    assert (kept.block_number, kept.block_hash == old.hash) == (1, False)
+    assert (kept.block.number, kept.block.hash == old.hash) == (1, False)
     assert gone is None
     assert chain.pool == {tx(1).hash}
     assert (await chain.head()).number == old.number + 1

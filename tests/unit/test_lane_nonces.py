@@ -10,11 +10,10 @@ import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, REVERTER, STRICT, Bench, BenchNode, decode, transfer
 from fencepost.application.lane import Policy
-from fencepost.application.ports import Receipt
 from fencepost.application.sequence import ADOPT_AFTER_S
 from fencepost.application.step import step
 from fencepost.domain.ids import TxHash
-from fencepost.domain.managed import Intent
+from fencepost.domain.managed import Intent, Receipt
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import CursorState, State, SubState
 from fencepost.domain.transaction import Call, Fees, TxType

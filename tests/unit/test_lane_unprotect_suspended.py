@@ -9,8 +9,8 @@ import pytest
 
 from fakes.bench import QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import Policy
-from fencepost.application.ports import Receipt
 from fencepost.domain.ids import TxHash
+from fencepost.domain.managed import Receipt
 from fencepost.domain.states import CursorState, State
 from fencepost.lab.sim.chain import Lost
 

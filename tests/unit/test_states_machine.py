@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
-from fencepost.domain.managed import Attempt, Intent, Kind, ManagedTx, Mined, Purpose, Step
+from fencepost.domain.managed import Attempt, Intent, Kind, ManagedTx, Purpose, Receipt, Step
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import LIVE, TERMINAL, IllegalTransition, State, is_legal
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
@@ -149,7 +149,7 @@ class Life(RuleBasedStateMachine):
         if not tx.attempts or tx.is_terminal or tx.mined is not None:
             return
         attempt = tx.attempts[which % len(tx.attempts)]
-        receipt = Mined(attempt.signed.hash, block(number), succeeded=succeeded, gas_used=1, receipt={"a": 1})
+        receipt = Receipt(attempt.signed.hash, block(number), succeeded=succeeded, gas_used=1, raw={"a": 1})
         assert self.happen(at, lambda tx: managed.mined(tx, receipt))
 
     @precondition(lambda self: self.txs)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from fencepost.application import attempts
 from fencepost.application.lane import HandlerElsewhere, Lane
@@ -28,8 +29,7 @@ FUNDS_RETRY_S = 5.0
 MOST_IN_A_BATCH = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Priced:
+class _Priced(NamedTuple):
     tx: ManagedTx
     gas: int
     fees: Fees

@@ -70,7 +70,7 @@ async def sign(
     """All or nothing: a key that fails half-way leaves no half-made batch."""
     signed = await lane.keys.sign(lane.signer.address, wanted)
     return [
-        Attempt(number=number, purpose=purpose, type=tx.type, gas=tx.gas, fees=tx.fees, signed=bytes_)
+        Attempt(number, purpose, tx.type, tx.gas, tx.fees, signed=bytes_)
         for tx, number, bytes_ in zip(wanted, numbers, signed, strict=True)
     ]
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx
+from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx, Receipt
 from fencepost.domain.send import SendResult
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
@@ -34,15 +34,6 @@ class Header(NamedTuple):
 class Block(NamedTuple):
     header: Header
     tx_hashes: tuple[TxHash, ...]
-
-
-class Receipt(NamedTuple):
-    tx_hash: TxHash
-    block_number: int
-    block_hash: BlockHash
-    succeeded: bool
-    gas_used: int
-    raw: Mapping[str, Any]  # as the node gave it
 
 
 class Chain(Protocol):

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fencepost.application.lane import Lane, protect
-from fencepost.application.ports import Receipt, TxChange
+from fencepost.application.ports import TxChange
 from fencepost.domain import managed
-from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm, standing
+from fencepost.domain.confirmations import Confirmations, Standing, View, confirm, standing
 from fencepost.domain.ids import TxHash
-from fencepost.domain.managed import ManagedTx, Mined, Step
+from fencepost.domain.managed import ManagedTx, Receipt, Step
 from fencepost.domain.states import State
 from fencepost.errors import RpcError
 
@@ -84,19 +84,20 @@ async def _receipts(lane: Lane, txs: Sequence[ManagedTx]) -> dict[TxHash, Receip
 
 
 def _receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
-    return next((found[a.signed.hash] for a in tx.attempts if a.signed.hash in found), None)
+    for attempt in tx.attempts:
+        if (receipt := found.get(attempt.signed.hash)) is not None:
+            return receipt
+    return None
 
 
 async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
     """How many. In strict mode what has ended is written with the nonce of the next, which could not come before."""
+    view = lane.watch.view
     changes: list[TxChange] = []
     for tx in txs:
         receipt = _receipt_of(tx, found)
-        if receipt is None:
-            continue
-        block = BlockRef(receipt.block_number, receipt.block_hash)
-        if standing(block, lane.watch.view) is not Standing.ORPHANED:
-            changes.append(lane.change(tx, *_steps_of(lane, tx, _mined(receipt))))
+        if receipt is not None and standing(receipt.block, view) is not Standing.ORPHANED:
+            changes.append(lane.change(tx, *_steps_of(lane, view, tx, receipt)))
             lane.suspicions.pop(tx.held_nonce(), None)
     if not changes:
         return 0
@@ -108,26 +109,16 @@ async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, R
     return len(changes)
 
 
-def _steps_of(lane: Lane, tx: ManagedTx, mined: Mined) -> list[partial[Step]]:
+def _steps_of(lane: Lane, view: View, tx: ManagedTx, receipt: Receipt) -> list[partial[Step]]:
     """It is mined; and if its block lies deep enough already, it has ended in the same commit.
 
     A revert waits for its reason, and what a person holds back waits for that person: both end in `_confirm`.
     """
-    steps = [partial(managed.mined, receipt=mined)]
-    now = confirm(mined.block, lane.watch.view, recorded=(), required=lane.policy.required_blocks)
-    if now.is_final and mined.succeeded and tx.state is not State.SUSPENDED:
+    steps = [partial(managed.mined, receipt=receipt)]
+    now = confirm(receipt.block, view, recorded=(), required=lane.policy.required_blocks)
+    if now.is_final and receipt.succeeded and tx.state is not State.SUSPENDED:
         steps.append(partial(managed.finished, confirmations=now, revert_reason=None))
     return steps
-
-
-def _mined(receipt: Receipt) -> Mined:
-    return Mined(
-        tx_hash=receipt.tx_hash,
-        block=BlockRef(receipt.block_number, receipt.block_hash),
-        succeeded=receipt.succeeded,
-        gas_used=receipt.gas_used,
-        receipt=receipt.raw,
-    )
 
 
 async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:

@@ -56,14 +56,14 @@ class Attempt(NamedTuple):
     last_message: str = ""
 
 
-class Mined(NamedTuple):
-    """The receipt of whichever attempt is in a block."""
+class Receipt(NamedTuple):
+    """What the chain says of a transaction that is in a block."""
 
     tx_hash: TxHash
     block: BlockRef
     succeeded: bool
     gas_used: int
-    receipt: Mapping[str, Any]
+    raw: Mapping[str, Any]  # as the node gave it
 
 
 class Entry(NamedTuple):
@@ -88,7 +88,7 @@ class ManagedTx(NamedTuple):
     ending: State | None = None
     error: str | None = None
     attempts: tuple[Attempt, ...] = ()
-    mined: Mined | None = None
+    mined: Receipt | None = None  # of whichever attempt is in a block
     confirmations: tuple[BlockRef, ...] = ()
     submit_count: int = 0
     journal_count: int = 0
@@ -298,7 +298,7 @@ def stale(tx: ManagedTx) -> Step:
 # ---- the chain
 
 
-def mined(tx: ManagedTx, receipt: Mined) -> Step:
+def mined(tx: ManagedTx, receipt: Receipt) -> Step:
     """An attempt of ours is in a block. Which of them does not matter until the depth is reached."""
     if tx.attempt_of(receipt.tx_hash) is None:
         raise ValueError(f"{receipt.tx_hash} is no attempt of transaction {tx.tx_id}")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.heads import ChainWatch
-from fencepost.application.ports import Receipt
-from fencepost.domain.confirmations import MOST_LISTED, BlockRef, confirm
+from fencepost.domain.confirmations import MOST_LISTED, confirm
 from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.managed import Receipt
 from fencepost.errors import HoldLost, NonceConflict
 from fencepost.nonce.port import Hold
 
@@ -67,6 +67,5 @@ class Closing:
 
     async def _is_final(self, receipt: Receipt) -> bool:
         depth = MOST_LISTED if self.required is None else self.required
-        view = await self.watch.view_around(receipt.block_number, above=depth)
-        block = BlockRef(receipt.block_number, receipt.block_hash)
-        return confirm(block, view, recorded=(), required=self.required).is_final
+        view = await self.watch.view_around(receipt.block.number, above=depth)
+        return confirm(receipt.block, view, recorded=(), required=self.required).is_final

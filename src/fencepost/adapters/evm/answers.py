@@ -10,8 +10,10 @@ import re
 from functools import lru_cache
 from typing import Any, Final
 
-from fencepost.application.ports import Block, Header, Receipt
+from fencepost.application.ports import Block, Header
+from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, TxHash
+from fencepost.domain.managed import Receipt
 from fencepost.domain.transaction import Call
 from fencepost.errors import RpcUnavailable
 
@@ -69,17 +71,25 @@ def receipt(value: object, *, asked: TxHash | None = None) -> Receipt | None:
     if value is None:
         return None
     fields = _object(value, of="receipt")
-    block_hash, number = fields.get("blockHash"), fields.get("blockNumber")
-    if block_hash is None or number is None:
+    number, block_hash = fields.get("blockNumber"), fields.get("blockHash")
+    if number is None or block_hash is None:
         return None
     said = fields.get("transactionHash")
     return Receipt(
-        tx_hash=asked if asked is not None and asked == said else TxHash(hash_text(said, of="transaction hash")),
-        block_number=quantity(number, of="block number"),
-        block_hash=BlockHash(hash_text(block_hash, of="block hash")),
+        tx_hash=asked
+        if asked is not None and asked == said
+        else TxHash(hash_text(said, of="transaction hash")),
+        block=_block_ref(str(number), str(block_hash)),
         succeeded=quantity(fields.get("status"), of="status") == 1,
         gas_used=quantity(fields.get("gasUsed"), of="gas used"),
         raw=fields,
+    )
+
+
+@lru_cache(maxsize=64)  # a block's receipts all name it
+def _block_ref(number: str, block_hash: str) -> BlockRef:
+    return BlockRef(
+        number=quantity(number, of="block number"), hash=BlockHash(hash_text(block_hash, of="block hash"))
     )
 
 

@@ -26,8 +26,9 @@ from fencepost.adapters.evm.quotes import Quotes, quote
 from fencepost.adapters.evm.revert import refusal_reason
 from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
 from fencepost.adapters.evm.together import Together
-from fencepost.application.ports import Block, BlockTag, Chain, Header, Receipt
+from fencepost.application.ports import Block, BlockTag, Chain, Header
 from fencepost.domain.ids import Address, TxHash, parse_tx_hash
+from fencepost.domain.managed import Receipt
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import Call, Fees, SignedTx
 from fencepost.errors import (

@@ -253,4 +253,3 @@ class JsonRpc:
 
     def _unavailable(self, what: str) -> RpcUnavailable:
         return RpcUnavailable(f"{self.endpoint}: {what}")
-

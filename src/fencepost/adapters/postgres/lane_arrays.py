@@ -143,7 +143,7 @@ def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
         mined.block.number if mined else None,
         mined.block.hash if mined else None,
         mined is not before.mined,
-        encode_receipt(mined.receipt) if mined is not None and mined is not before.mined else None,
+        encode_receipt(mined.raw) if mined is not None and mined is not before.mined else None,
         tx.confirmations is not before.confirmations,
         encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
     )

@@ -13,7 +13,7 @@ import msgspec
 from fencepost.application.intents import from_payload
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
-from fencepost.domain.managed import Attempt, Kind, ManagedTx, Mined, Purpose
+from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose, Receipt
 from fencepost.domain.send import SendCategory
 from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import Fees, SignedTx, TxType
@@ -93,16 +93,16 @@ def queued_tx(signer: Signer, columns: Sequence[Any], *, now_s: float) -> Manage
     )
 
 
-def _mined(row: Row) -> Mined | None:
+def _mined(row: Row) -> Receipt | None:
     if row["block_hash"] is None:
         return None
     receipt = decode_receipt(row["receipt"])
-    return Mined(
+    return Receipt(
         tx_hash=TxHash(row["tx_hash"]),
         block=BlockRef(row["block_number"], BlockHash(row["block_hash"])),
         succeeded=int(receipt.get("status", "0x1"), 16) == 1,
         gas_used=int(receipt.get("gasUsed", "0x0"), 16),
-        receipt=receipt,
+        raw=receipt,
     )
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
-from fencepost.application.ports import Block, BlockTag, Chain, Header, Receipt
+from fencepost.application.ports import Block, BlockTag, Chain, Header
+from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, TxHash
+from fencepost.domain.managed import Receipt
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import Call, Fees, SignedTx
 from fencepost.errors import InsufficientFunds, RpcUnavailable, WouldRevert
@@ -315,8 +317,8 @@ class FakeChain(Chain):
             if any(tx.hash == tx_hash for tx in mined.txs):
                 succeeded = tx_hash not in self.reverting
                 raw = {"transactionHash": tx_hash, "status": "0x1" if succeeded else "0x0"}
-                number, block_hash = mined.header.number, mined.header.hash
-                return Receipt(tx_hash, number, block_hash, succeeded, GAS_OF_A_TRANSFER, raw)
+                block = BlockRef(mined.header.number, mined.header.hash)
+                return Receipt(tx_hash, block, succeeded, GAS_OF_A_TRANSFER, raw)
         return None
 
     def _block(self, mined: _Mined) -> Block:

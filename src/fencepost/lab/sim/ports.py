@@ -10,9 +10,10 @@ from itertools import cycle
 from typing import Any, Final
 from uuid import UUID
 
-from fencepost.application.ports import LaneWrite, Receipt, Written
+from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
+from fencepost.domain.managed import Receipt
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.transaction import SignedTx, UnsignedTx
 from fencepost.errors import RpcUnavailable, SigningError
