@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from fencepost.connection import Connection
 from fencepost.errors import Unready
 from fencepost.runtime.beside import beside
 
@@ -42,13 +43,14 @@ async def serve(app: ASGIApp, listener: socket.socket, *more: socket.socket) -> 
     """The application at its URL (the first listener's), until the body ends; requests under way are given a moment."""
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=STOP_WITHIN_S,
-        h11_max_incomplete_event_size=64 * 1024,
     )
     server = _Server(config)
     for each in (listener, *more):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
 from fakes.observer import FakeObserver
+from fencepost.application.accept import Accept, Request
 from fencepost.application.intake import MOST_BEING_STORED, Intake, Sample
+from fencepost.application.ports import Accepted, KeyPort, Ledger
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.managed import Intent
 from fencepost.domain.states import State
+from fencepost.domain.transaction import Call
 from fencepost.errors import Overloaded
 
 A, B = (Signer(1, Address(f"0x{number:040x}")) for number in (1, 2))
@@ -18,8 +25,8 @@ def intake() -> Intake:
 
 
 def take(gate: Intake, *signers: Signer) -> None:
-    with gate.taking(signers):
-        pass
+    gate.begin(signers)
+    gate.end(len(signers))
     for signer in signers:
         gate.stored(signer)
 
@@ -54,11 +61,31 @@ def test_there_is_room_again_when_the_queue_was_worked_off() -> None:
 def test_what_is_being_stored_is_bounded_and_given_back_whatever_happens() -> None:
     gate = Intake(FakeObserver(), max_queued=10**9, max_queued_per_signer=10**9)
     many = [A] * MOST_BEING_STORED
-    with gate.taking(many), pytest.raises(Overloaded):
+    gate.begin(many)
+    with pytest.raises(Overloaded):
         take(gate, A)
-    with pytest.raises(OSError, match="cut"), gate.taking(many):
-        raise OSError("cut")
+    gate.end(len(many))
     take(gate, A)
+
+
+class CutLedger:
+    async def accept(self, _requests: object) -> Sequence[Accepted]:
+        raise OSError("cut")
+
+
+class Keys:
+    def addresses(self) -> list[Address]:
+        return [A.address]
+
+
+async def test_room_is_given_back_when_storing_fails() -> None:
+    gate = Intake(FakeObserver(), max_queued=10**9, max_queued_per_signer=10**9)
+    intent = Intent(call=Call(to=A.address))
+    ledger, keys = cast("Ledger", CutLedger()), cast("KeyPort", Keys())
+    accept = Accept(ledger, keys, frozenset({A.chain_id}), lambda _: None, gate)
+    for _ in range(3):
+        with pytest.raises(OSError, match="cut"):
+            await accept.accept([Request(A, intent)] * (MOST_BEING_STORED // 2 + 1))
 
 
 def test_refusals_are_told() -> None:

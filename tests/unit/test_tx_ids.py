@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from uuid import RFC_4122, UUID
 
@@ -38,3 +39,18 @@ def test_they_rise_though_the_clock_stands_or_goes_back(monkeypatch: pytest.Monk
     made = [ids.next() for _ in range(4)]
     assert made == sorted(made)
     assert [ms_of(tx_id) for tx_id in made] == [10**12, 10**12, 10**12, 10**12 + 1000]
+
+
+def test_a_forked_process_draws_its_own() -> None:
+    ids = TxIds()
+    ids.next()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, ids.next().bytes)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    theirs, ours = UUID(bytes=os.read(reading, 16)), ids.next()
+    assert theirs.int % 2**62 != ours.int % 2**62
+    os.close(reading)
+    os.close(writing)

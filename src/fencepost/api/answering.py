@@ -5,7 +5,6 @@ who is it → may it → is it well-formed → the handler, within a bounded tim
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from fencepost.api.gate import LOCAL, Gate
 from fencepost.api.incoming import Incoming
 from fencepost.api.problems import RETRY_AFTER_S, ApiError, foreseen, unforeseen
 from fencepost.api.services import Services
+from fencepost.api.time_bound import OutOfTime, TimeBound
 from fencepost.api.wire_in import MOST_WAIT_S
 from fencepost.application.forwarding import PASS_HEADER
 
@@ -45,47 +45,33 @@ class Answering:
         self._services = services
         self._gate = gate
         waits = "timeout" in operation.query.__struct_fields__
-        self._within_s = ANSWER_WITHIN_S + (MOST_WAIT_S if waits else 0)
+        self._bound = TimeBound(ANSWER_WITHIN_S + (MOST_WAIT_S if waits else 0))
 
     async def __call__(self, request: Incoming) -> Answer:
         try:
-            return await self._answer(request)
+            return await self._bound.run(self._answer(request))
         except ClientGone:
             return Answer(NOBODY_LISTENS, {}, b"", None)
+        except OutOfTime:
+            return told(ApiError("busy", "no answer in time", retry_after_s=RETRY_AFTER_S))
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a problem, unforeseen ones are logged
             return told(_problem(error, self._services))
 
     async def _answer(self, request: Incoming) -> Answer:
         operation = self._operation
-        try:
-            async with asyncio.timeout(self._within_s) as bound:
-                caller = LOCAL
-                if operation.scopes:
-                    handed_on = operation.takes_handed_on and PASS_HEADER in request.headers
-                    caller = await (
-                        self._gate.admit_handed_on(request) if handed_on else self._gate.admit(request)
-                    )
-                    if not operation.charges_itself:
-                        self._gate.charge(caller)
-                    caller.require(*operation.scopes)
-                query = decode_query(request, operation.query)
-                raw = b"" if operation.body is None else await read_body(request, operation.most_bytes)
-                if caller.came_with is not None and caller.came_with.digest != asked_of(request, raw).digest:
-                    raise ApiError("pass_refused", "it is for another call")
-                call = Call(
-                    request=request,
-                    services=self._services,
-                    gate=self._gate,
-                    caller=caller,
-                    query=query,
-                    body=_body(operation, raw),
-                    raw=raw,
-                )
-                reply = await operation.handler(call)
-        except TimeoutError:
-            if bound.expired():
-                raise ApiError("busy", "no answer in time", retry_after_s=RETRY_AFTER_S) from None
-            raise
+        caller = LOCAL
+        if operation.scopes:
+            handed_on = operation.takes_handed_on and PASS_HEADER in request.headers
+            caller = await (self._gate.admit_handed_on(request) if handed_on else self._gate.admit(request))
+            if not operation.charges_itself:
+                self._gate.charge(caller)
+            caller.require(*operation.scopes)
+        query = decode_query(request, operation.query)
+        raw = b"" if operation.body is None else await read_body(request, operation.most_bytes)
+        if caller.came_with is not None and caller.came_with.digest != asked_of(request, raw).digest:
+            raise ApiError("pass_refused", "it is for another call")
+        call = Call(request, self._services, self._gate, caller, query, _body(operation, raw), raw)
+        reply = await operation.handler(call)
         return Answer(reply.status, reply.headers, _encode(reply.body), reply.media_type)
 
 

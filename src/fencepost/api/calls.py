@@ -55,7 +55,7 @@ class Call(NamedTuple):
         asked = self.query.timeout
         if asked is None:
             asked = preferred_wait_s(self.request.headers)
-        return min(default_s if asked is None else asked, float(MOST_WAIT_S))
+        return default_s if asked is None else min(asked, float(MOST_WAIT_S))
 
     def path_text(self, name: str) -> str:
         return str(self.request.path_params[name])

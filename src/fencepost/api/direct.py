@@ -55,7 +55,6 @@ class Direct:
 async def _send(answer: Answer, send: Send) -> None:
     status, given, body, media_type = answer
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
-    headers.append((b"content-length", b"%d" % len(body)))
     if media_type is not None:
         headers.append((b"content-type", media_type.encode("latin-1")))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -102,10 +102,12 @@ class Gate:
     incarnation: UUID
     passes: Passes | None = None
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+    _is_local: bool = field(init=False)  # only those on this machine can reach it
     _found: Remembered[str, tuple[ApiKey, bytes] | None] = field(init=False)
     _keys_exist: Remembered[None, bool] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._is_local = is_loopback(self.host)
         self._found = Remembered(self.keys.find, believe_s=REMEMBER_S, most=MOST_REMEMBERED)
         self._keys_exist = Remembered(lambda _: self.keys.exist(), believe_s=REMEMBER_S)
 
@@ -142,7 +144,7 @@ class Gate:
         return Caller(found[0], came_with)
 
     async def _is_open(self) -> bool:
-        return is_loopback(self.host) and not await self._keys_exist.get(None)
+        return self._is_local and not await self._keys_exist.get(None)
 
     async def _key_of(self, token: str) -> ApiKey:
         parts = split_token(token)

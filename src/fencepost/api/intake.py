@@ -32,13 +32,8 @@ def to_request(call: Call, asked: TxRequest, *, idempotency_key: str | None = No
                 "field_invalid", f"requestId: must have 1 to {MOST_REQUEST_ID} characters", field="requestId"
             )
     tags = tuple(dict.fromkeys(require_plain(tag, "tags") for tag in asked.tags)) if asked.tags else ()
-    request = Request(
-        signer=signer,
-        intent=_intent(call, asked.payload),
-        request_id=request_id,
-        valid_for_s=_valid_for_s(asked.valid_until),
-        tags=tags,
-    )
+    valid_for_s = None if asked.valid_until is None else _seconds_until(asked.valid_until)
+    request = Request(signer, _intent(call, asked.payload), request_id, valid_for_s, tags)
     call.services.accept.validate(request)
     return request
 
@@ -59,8 +54,8 @@ def _signer(call: Call, asked: TxRequest) -> Signer:
     return signers[0]
 
 
-def _valid_for_s(valid_until: datetime | None) -> float | None:
-    return None if valid_until is None else (valid_until - datetime.now(UTC)).total_seconds()
+def _seconds_until(time: datetime) -> float:
+    return (time - datetime.now(UTC)).total_seconds()
 
 
 def _intent(call: Call, payload: Payload) -> Intent:
@@ -69,15 +64,12 @@ def _intent(call: Call, payload: Payload) -> Intent:
         access_list = tuple(
             _access_entry(call, entry, index) for index, entry in enumerate(payload.access_list)
         )
-    chain_call = ChainCall(
-        to=call.address(payload.to, "payload.to") if payload.to else None,
-        value_wei=quantity(payload.value, "payload.value", most=MOST_WEI),
-        data=_data(call, payload),
-        access_list=access_list,
-    )
+    to = call.address(payload.to, "payload.to") if payload.to else None
+    value_wei = quantity(payload.value, "payload.value", most=MOST_WEI)
+    chain_call = ChainCall(to, value_wei, _data(call, payload), access_list)
     gas = None if payload.gas is None else quantity(payload.gas, "payload.gas", most=MOST_GAS)
     tx_type = _type(payload)
-    return Intent(call=chain_call, gas=gas, fees=_fees(payload, tx_type), type=tx_type)
+    return Intent(chain_call, gas, _fees(payload, tx_type), tx_type)
 
 
 def quantity(value: int | str, field: str, *, most: int) -> int:

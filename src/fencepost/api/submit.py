@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_f
 from fencepost.api.wire_in import BatchEnvelope, BatchIn, TxRequest, WaitQuery
 from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
 from fencepost.application.accept import Request
-from fencepost.application.policy import Admission
+from fencepost.application.policy import ADMITTED, Admission, PolicyGuard
 from fencepost.application.ports import Accepted, AcceptOutcome
 from fencepost.domain.states import State
 from fencepost.errors import Overloaded, Stopping
@@ -27,9 +27,10 @@ PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is know
 
 async def one(call: Call) -> Reply:
     request = to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
-    owner = await owner_elsewhere(call, request.signer)
-    if owner is not None:
-        return await hand_on(call, request.signer, owner)
+    if call.services.intake != "any":
+        owner = await owner_elsewhere(call, request.signer)
+        if owner is not None:
+            return await hand_on(call, request.signer, owner)
     accepted = await _take_here(call, request)
     tx_id = str(accepted.tx_id)
     headers = {"Location": f"/api/v1/tx/{tx_id}"}
@@ -55,7 +56,8 @@ async def _take_here(call: Call, request: Request) -> Accepted:
     if admission.refused is not None:
         raise _forbidden(request, admission.refused)
     accepted = (await _take(call, [request], [admission]))[0]
-    _raise_refusal(request, accepted)
+    if accepted.outcome is not AcceptOutcome.CREATED:
+        _raise_refusal(request, accepted)
     return accepted
 
 
@@ -130,13 +132,25 @@ async def _for_this_node(
     return [(index, request) for index, request in good if owners[request.signer] is None]
 
 
-async def _take(
+def _take(
     call: Call, requests: Sequence[Request], admissions: Sequence[Admission]
-) -> Sequence[Accepted]:
+) -> Awaitable[Sequence[Accepted]]:
     """Store them; what was not stored gives its part of the day's budget back."""
-    policy = call.services.policy
+    storing = call.services.accept.accept_valid(requests)
+    for admission in admissions:
+        if admission is not ADMITTED:
+            return _settled(storing, call.services.policy, requests, admissions)
+    return storing
+
+
+async def _settled(
+    storing: Awaitable[Sequence[Accepted]],
+    policy: PolicyGuard,
+    requests: Sequence[Request],
+    admissions: Sequence[Admission],
+) -> Sequence[Accepted]:
     try:
-        accepted = await call.services.accept.accept_valid(requests)
+        accepted = await storing
     except Overloaded:  # the one failure of which is certain that nothing was stored
         for request, admission in zip(requests, admissions, strict=True):
             await policy.give_back(request, admission)
@@ -152,9 +166,9 @@ def _forbidden(request: Request, reason: str) -> ApiError:
 
 
 def _milestone(call: Call) -> str | None:
-    assert isinstance(call.query, WaitQuery)  # noqa: S101 - the operation says so
-    if call.query.wait is not None:
-        return call.query.wait
+    query: WaitQuery = call.query
+    if query.wait is not None:
+        return query.wait
     return PREFERRED if call.wait_s(0.0) > 0 else None
 
 

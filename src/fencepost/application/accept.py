@@ -6,7 +6,7 @@ find. The same request id with the same payload is the same request, however oft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -59,24 +59,28 @@ class Accept:
             self.validate(request)
         return await self.accept_valid(requests)
 
-    async def accept_valid(self, requests: Sequence[Request]) -> Sequence[Accepted]:
+    def accept_valid(self, requests: Sequence[Request]) -> Awaitable[Sequence[Accepted]]:
         """As `accept`, for requests that were validated one by one."""
-        return await self._store([_new_request(request) for request in requests])
+        return self._store([_new_request(request) for request in requests])
 
     async def _store(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         signers = [request.signer for request in requests]
-        if self.intake is None:
+        intake = self.intake
+        if intake is None:
             accepted = await self.ledger.accept(requests)
         else:
-            with self.intake.taking(signers):
+            intake.begin(signers)
+            try:
                 accepted = await self.ledger.accept(requests)
+            finally:
+                intake.end(len(signers))
         created: dict[Signer, list[Accepted]] = {}
         for signer, answer in zip(signers, accepted, strict=True):
             if answer.outcome is AcceptOutcome.CREATED:
                 created.setdefault(signer, []).append(answer)
         for signer, answers in created.items():
-            if self.intake is not None:
-                self.intake.stored(signer, len(answers))
+            if intake is not None:
+                intake.stored(signer, len(answers))
             self._tell(signer, answers)
         return accepted
 

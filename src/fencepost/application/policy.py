@@ -97,10 +97,11 @@ class PolicyGuard:
     async def admit(self, requests: Sequence[Request]) -> list[Admission]:
         """One each. What is admitted has its part of the day's budget."""
         limits_of = (await self._all.get(None)).get
-        return [
-            ADMITTED if (limits := limits_of(request.signer)) is None else await self._judge(request, limits)
-            for request in requests
-        ]
+        admissions = []
+        for request in requests:
+            limits = limits_of(request.signer)
+            admissions.append(ADMITTED if limits is None else await self._judge(request, limits))
+        return admissions
 
     async def _judge(self, request: Request, limits: Limits) -> Admission:
         reason = refusal(limits, request.intent.call)
