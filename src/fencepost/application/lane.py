@@ -182,8 +182,10 @@ class Lane:
         return [tx for tx in self.in_flight.values() if tx.mined is None]
 
     @property
-    def waits_for_depth(self) -> bool:
-        """Every block brings something nearer to its end."""
+    def wants_blocks(self) -> bool:
+        """Any block may tell it something: how deep lies what is mined, or a receipt that was not there yet."""
+        if self.seen or self.must_look_up:
+            return True
         return any(tx.mined is not None for tx in self.in_flight.values())
 
     def adopt(self, state: LaneState, *, queue_limit: int) -> None:

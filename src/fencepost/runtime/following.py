@@ -92,6 +92,7 @@ class Following:
         del self._unasked[chain_id]
 
     def _tell_lanes(self, chain_id: int, change: HeadChange) -> None:
+        self.lanes.head_moved()
         self._tell_whose_hashes(chain_id, change)
         if change.forked_at is not None:
             _log.warning(
@@ -105,7 +106,7 @@ class Following:
             lane.must_look_up |= change.begun_anew and any(tx.attempts for tx in lane.unmined)
             if change.forked_at is not None:
                 self.lanes.forked(lane.signer, change.forked_at)
-            if lane.seen or lane.must_look_up or lane.waits_for_depth:
+            if lane.wants_blocks:
                 self.lanes.wake(lane.signer)  # what else a lane waits for, it has its own timer for
 
     def _tell_whose_hashes(self, chain_id: int, change: HeadChange) -> None:

@@ -64,6 +64,7 @@ class Lanes:
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
     _at_work: dict[Signer, Lane] = field(default_factory=dict)  # the others rest
     _watchful: dict[Signer, Lane] = field(default_factory=dict)
+    _heads: int = 0  # how often one has moved
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
     _forks: dict[Signer, list[tuple[int, float]]] = field(
@@ -103,6 +104,10 @@ class Lanes:
         """Lanes to which any block may tell something. The others at work wait for one with a hash of theirs."""
         return list(self._watchful.values())
 
+    def head_moved(self) -> None:
+        """Those that are being stepped look again afterwards, if they want to."""
+        self._heads += 1
+
     def open(self, term: Term) -> None:
         lane = self.make_lane(term)
         lane.forked_at = min((block for block, _ in self._young_forks(term.signer)), default=None)
@@ -130,6 +135,7 @@ class Lanes:
         if slot is None:
             return
         self._at_work[signer] = slot.lane
+        self._watchful.pop(signer, None)  # its step sees the newest view
         if slot.timer is not None:
             slot.timer.cancel()
             slot.timer = None
@@ -226,24 +232,29 @@ class Lanes:
                 continue
             self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
             self._stepping.add(signer)
-            self._watchful[signer] = slot.lane  # a block that comes meanwhile may be missed by the step
+            heads = self._heads
             try:
                 again_s = await self._step(slot)
             finally:
                 self._stepping.discard(signer)
             if self._slots.get(signer) is not slot:
                 continue
-            await self._after_step(slot, again_s)
+            await self._after_step(slot, again_s, is_behind=heads != self._heads)
 
-    async def _after_step(self, slot: _Slot, again_s: float | None) -> None:
+    async def _after_step(self, slot: _Slot, again_s: float | None, *, is_behind: bool) -> None:
+        """`is_behind`: a block came while it was stepped, and the step may have missed it."""
         if slot.leaves:
             await self._write_and_retire(slot)
             return
         if again_s is not None:
             self._wake_later(slot, again_s)
         lane = slot.lane
-        if not (lane.waits_for_depth or lane.seen or lane.must_look_up):
+        if not lane.wants_blocks:
             self._watchful.pop(lane.signer, None)
+        elif is_behind:
+            self.wake(lane.signer)
+        else:
+            self._watchful[lane.signer] = lane
         if lane.reconciled and lane.is_idle and lane.signer not in self._queued:
             self._at_work.pop(lane.signer, None)
 
