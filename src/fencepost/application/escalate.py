@@ -25,7 +25,7 @@ async def escalate(lane: Lane) -> int:
     due = [
         tx
         for tx in lane.unmined
-        if is_sendable(tx) and tx.resubmit_due_s is not None and tx.resubmit_due_s <= now_s
+        if tx.resubmit_due_s is not None and tx.resubmit_due_s <= now_s and is_sendable(tx)
     ][:MOST_IN_A_BATCH]
     if not due:
         return 0

@@ -230,8 +230,10 @@ class Lane:
 
         What is held and due is written along.
         """
-        told = {change.before.tx_id for change in changes}
-        late = [change for change in self._due() if change.before.tx_id not in told]
+        late = self._due()
+        if late:
+            told = {change.before.tx_id for change in changes}
+            late = [change for change in late if change.before.tx_id not in told]
         written = await self.ledger.commit(
             LaneWrite(
                 term=self.term,
@@ -256,8 +258,9 @@ class Lane:
         for tx in stored:
             self._remember(tx)
         made += late
-        for change in made:
-            self._held.pop(change.before.tx_id, None)
+        if self._held:
+            for change in made:
+                self._held.pop(change.before.tx_id, None)
         self.observer.note(
             "wrote", op=op, signer=self.signer, token=self.term.token, txs=[c.before.tx_id for c in made]
         )
@@ -335,7 +338,7 @@ class Lane:
         """
         stored, after = tx, tx
         entries: tuple[Entry, ...] = ()
-        held = self._held.get(tx.tx_id)
+        held = self._held.get(tx.tx_id) if self._held else None
         if held is not None:
             if tx.version != held.change.after.version:
                 raise StateMoved(f"transaction {tx.tx_id} of {self.signer} is not as remembered")
@@ -376,11 +379,14 @@ async def protect(lane: Lane, reason: str) -> None:
     lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)
 
 
+_SENDABLE = frozenset({State.ALLOCATED, State.SUBMITTED})
+
+
 def is_sendable(tx: ManagedTx) -> bool:
     """It has bytes, and nothing says that they must stay here."""
-    return tx.state in (State.ALLOCATED, State.SUBMITTED) and tx.mined is None and bool(tx.attempts)
+    return tx.state in _SENDABLE and tx.mined is None and bool(tx.attempts)
 
 
 def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
     """It has bytes that never went out, as far as we know."""
-    return is_sendable(tx) and tx.latest.sent_count == 0 and tx.resubmit_due_s is None
+    return tx.resubmit_due_s is None and is_sendable(tx) and tx.latest.sent_count == 0

@@ -14,7 +14,7 @@ from functools import partial
 from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import TxChange
 from fencepost.domain import managed
-from fencepost.domain.confirmations import Confirmations, Standing, View, confirm, standing
+from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm
 from fencepost.domain.ids import TxHash
 from fencepost.domain.managed import ManagedTx, Receipt, Step
 from fencepost.domain.states import State
@@ -92,12 +92,18 @@ def _receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | Non
 
 async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
     """How many. In strict mode what has ended is written with the nonce of the next, which could not come before."""
-    view = lane.watch.view
+    view, required = lane.watch.view, lane.policy.required_blocks
+    depths: dict[BlockRef, Confirmations] = {}  # of blocks, which most receipts share
     changes: list[TxChange] = []
     for tx in txs:
         receipt = _receipt_of(tx, found)
-        if receipt is not None and standing(receipt.block, view) is not Standing.ORPHANED:
-            changes.append(lane.change(tx, *_steps_of(lane, view, tx, receipt)))
+        if receipt is None:
+            continue
+        now = depths.get(receipt.block)
+        if now is None:
+            now = depths[receipt.block] = confirm(receipt.block, view, recorded=(), required=required)
+        if now.standing is not Standing.ORPHANED:
+            changes.append(lane.change(tx, *_steps_of(tx, receipt, now)))
             lane.suspicions.pop(tx.held_nonce(), None)
     if not changes:
         return 0
@@ -109,13 +115,12 @@ async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, R
     return len(changes)
 
 
-def _steps_of(lane: Lane, view: View, tx: ManagedTx, receipt: Receipt) -> list[partial[Step]]:
+def _steps_of(tx: ManagedTx, receipt: Receipt, now: Confirmations) -> list[partial[Step]]:
     """It is mined; and if its block lies deep enough already, it has ended in the same commit.
 
     A revert waits for its reason, and what a person holds back waits for that person: both end in `_confirm`.
     """
     steps = [partial(managed.mined, receipt=receipt)]
-    now = confirm(receipt.block, view, recorded=(), required=lane.policy.required_blocks)
     if now.is_final and receipt.succeeded and tx.state is not State.SUSPENDED:
         steps.append(partial(managed.finished, confirmations=now, revert_reason=None))
     return steps
