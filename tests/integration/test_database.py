@@ -390,3 +390,17 @@ async def test_hints_that_nobody_fetches_do_not_pile_up_without_bound(dsn: str) 
         for number in range(MOST_PENDING + 100):
             wakeups.hint(other_signer(number))
         assert len(wakeups._pending) == MOST_PENDING
+
+
+async def test_a_statement_is_planned_once_and_reads_no_whole_table(dsn: str) -> None:
+    by_id, ids = "SELECT state FROM managed_tx WHERE tx_id = ANY ($1::uuid[])", [uuid4()]
+    async with pool_of(dsn) as pool, pool.acquire() as connection:
+        for _ in range(8):
+            await connection.fetch(by_id, ids)
+        plans = await connection.fetchrow(
+            "SELECT name, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1", by_id
+        )
+        assert plans is not None
+        assert (plans["generic_plans"], plans["custom_plans"]) == (8, 0)
+        shown = await connection.fetch(f"EXPLAIN EXECUTE \"{plans['name']}\" ('{{}}')")
+        assert not any("Seq Scan" in row[0] for row in shown)

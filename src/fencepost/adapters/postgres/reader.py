@@ -78,7 +78,10 @@ class PostgresReader(Reader):
         if wanted.tags:
             name = "read_tx_page_tagged"
             values.append(list(wanted.tags))
-        views = [_tx_view(row) for row in await self._pool.fetch(sql(name), *values)]
+        async with self._pool.acquire() as connection, connection.transaction(readonly=True):
+            # Which index serves depends on what is asked for, so this one statement is planned each time.
+            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+            views = [_tx_view(row) for row in await connection.fetch(sql(name), *values)]
         if Part.ATTEMPTS in parts and views:
             attempts = await self._attempts([view.tx_id for view in views])
             views = [replace(view, attempts=attempts.get(view.tx_id, ())) for view in views]
