@@ -305,20 +305,17 @@ class Exchange:
             self._connection.say_go_on()
         while not self._is_lost and not self._is_answered:
             if self._parts or (self._is_whole and not self._is_read):
-                return self._next_part()
+                body = b"".join(self._parts)
+                self._parts.clear()
+                self._unread_bytes = 0
+                self._is_read = self._is_whole
+                return {"type": "http.request", "body": body, "more_body": not self._is_whole}
             if self._news is None:
                 self._news = asyncio.Event()
             self._news.clear()
             self._connection.resume_reading()
             await self._news.wait()
         return _GONE
-
-    def _next_part(self) -> Message:
-        body = b"".join(self._parts)
-        self._parts.clear()
-        self._unread_bytes = 0
-        self._is_read = self._is_whole
-        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
 
     # ---- what goes out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from uuid import RFC_4122, UUID
@@ -18,7 +19,9 @@ def ms_of(tx_id: UUID) -> int:
 def test_they_are_uuids_of_version_7() -> None:
     tx_id = new_tx_id()
     assert (tx_id.version, tx_id.variant) == (7, RFC_4122)
-    assert UUID(str(tx_id)) == tx_id
+    same = UUID(str(tx_id))
+    assert (same, hash(same), same.is_safe) == (tx_id, hash(tx_id), tx_id.is_safe)
+    assert copy.deepcopy(tx_id) == tx_id
 
 
 def test_each_is_larger_than_the_one_before() -> None:

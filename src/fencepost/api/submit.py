@@ -169,6 +169,8 @@ def _milestone(call: Call) -> str | None:
     query: WaitQuery = call.query
     if query.wait is not None:
         return query.wait
+    if query.timeout is None and "prefer" not in call.request.headers:
+        return None
     return PREFERRED if call.wait_s(0.0) > 0 else None
 
 

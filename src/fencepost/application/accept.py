@@ -6,7 +6,7 @@ find. The same request id with the same payload is the same request, however oft
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -74,11 +74,7 @@ class Accept:
                 accepted = await self.ledger.accept(requests)
             finally:
                 intake.end(len(signers))
-        created: dict[Signer, list[Accepted]] = {}
-        for signer, answer in zip(signers, accepted, strict=True):
-            if answer.outcome is AcceptOutcome.CREATED:
-                created.setdefault(signer, []).append(answer)
-        for signer, answers in created.items():
+        for signer, answers in _created(signers, accepted).items():
             if intake is not None:
                 intake.stored(signer, len(answers))
             self._tell(signer, answers)
@@ -140,6 +136,17 @@ class Accept:
         if request.valid_for_s is not None and request.valid_for_s <= 0:
             raise InvalidRequest("lies in the past", field="validUntil")
         _validate_intent(intent)
+
+
+def _created(signers: Sequence[Signer], accepted: Sequence[Accepted]) -> Mapping[Signer, Sequence[Accepted]]:
+    """What is new, by signer."""
+    if len(accepted) == 1:  # most come alone
+        return {signers[0]: accepted} if accepted[0].outcome is AcceptOutcome.CREATED else {}
+    created: dict[Signer, list[Accepted]] = {}
+    for signer, answer in zip(signers, accepted, strict=True):
+        if answer.outcome is AcceptOutcome.CREATED:
+            created.setdefault(signer, []).append(answer)
+    return created
 
 
 def _validate_intent(intent: Intent) -> None:

@@ -54,6 +54,7 @@ class _Stored(msgspec.Struct):
     access_list: list[_StoredEntry] = msgspec.field(name="accessList", default_factory=list)
 
 
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _read = msgspec.json.Decoder(_Stored).decode
 _TYPES = {int(tx_type): tx_type for tx_type in TxType}
 
@@ -84,7 +85,7 @@ def from_payload(text: str | bytes) -> Intent:
 
 def canonical(intent: Intent) -> bytes:
     """What is stored of it."""
-    return msgspec.json.encode(to_payload(intent), order="sorted")
+    return _encode_sorted(to_payload(intent))
 
 
 def digest(canonical_payload: bytes) -> bytes:
