@@ -52,6 +52,8 @@ from fencepost.wiring_nodes import advertised_url, among_others, leave, member, 
 RPC_TIMEOUT_S = 10.0
 MOST_RPC_BODY_BYTES = 64 * 1024 * 1024
 DRAIN_WITHIN_S = 1.0
+# Besides those that are waited for: a crowd of lanes gets to a receipt late, and reads its block if the view has lost it.
+BLOCKS_KEPT = 2048
 
 
 @dataclass(slots=True)
@@ -342,7 +344,7 @@ async def _open_chains(
 def _watch(settings: Settings, chain: EvmChain) -> ChainWatch:
     required = settings.confirmations.required
     if isinstance(required, int):
-        return ChainWatch(chain, keep=2 * required + 128)
+        return ChainWatch(chain, keep=2 * required + BLOCKS_KEPT)
     return ChainWatch(chain, settled_tag=required)
 
 

@@ -132,8 +132,8 @@ class ChainWatch:
 
     def _forget_old(self) -> None:
         floor = self._head - self.keep
-        for number in [number for number in self._hashes if number < floor]:
-            del self._hashes[number]
+        while (lowest := next(iter(self._hashes), floor)) < floor:
+            del self._hashes[lowest]
 
     async def view_around(self, number: int, *, above: int) -> View:
         """A view that covers `number` and some blocks above it: the shared one, or a stretch read for the purpose."""
