@@ -32,7 +32,7 @@ TRANSACTION_TIMEOUT_SINCE = 17
 # Every statement of ours finds its rows by keys, so one plan is right for all its arguments: it is made once and kept
 # (planning a commit of one row takes longer than the commit). One that was made while a table was small must not read
 # all of it when it has grown.
-_PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 
 LEASE_CONNECTIONS = 2
 LEASE_ANSWER_SHARE = 0.5  # of the lease's duration
@@ -129,7 +129,7 @@ async def open_pool(
             init=prepare,
             reset=_as_it_is,
             command_timeout=answer_within_s or max(lease_duration_s, connect_timeout_s),
-            server_settings={"application_name": application, **_PLANNING},
+            server_settings={"application_name": application, **PLANNING},
         )
     except CONNECT_ERRORS as error:
         raise unusable(error) from error

@@ -156,7 +156,7 @@ CREATE TABLE tx_attempt (
   fencing_token  bigint          NOT NULL,
   created_at     timestamptz     NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer, nonce, attempt),
-  UNIQUE (chain_id, tx_hash),
+  UNIQUE (tx_hash, chain_id), -- the hash first: a plan made while the table was empty must not look up by the chain alone
   CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
 ) WITH (fillfactor = 50); -- each row is written again once, with what the node said: in its own page
 

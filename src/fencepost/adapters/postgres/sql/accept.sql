@@ -5,7 +5,7 @@
 -- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
 -- order wait for each other one way only.
 -- `waits`: whether others of the signer were queued before. Its own rows are not visible to the statement, and whatever was
--- acknowledged before it began is. Not EXISTS: that may be planned as a hash of all that is queued, read for every statement.
+-- acknowledged before it began is. Not EXISTS: that may be planned as a hash of all that there is, read for every statement.
 WITH asked AS MATERIALIZED (
   SELECT nextval('managed_tx_seq_seq') AS seq, a.*
     FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
@@ -13,8 +13,8 @@ WITH asked AS MATERIALIZED (
          AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s, tags)
 ), signers AS MATERIALIZED (
   SELECT a.chain_id, a.signer, u.used_by,
-         EXISTS (SELECT 1 FROM signer_nonce_cursor c
-                  WHERE c.chain_id = a.chain_id AND c.signer = a.signer AND c.state = 'PROTECT') AS is_protected,
+         (SELECT c.state FROM signer_nonce_cursor c WHERE c.chain_id = a.chain_id AND c.signer = a.signer)
+         IS NOT DISTINCT FROM 'PROTECT' AS is_protected,
          (SELECT true FROM managed_tx q
            WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED' LIMIT 1)
          IS NOT NULL AS waits

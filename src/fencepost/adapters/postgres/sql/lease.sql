@@ -98,18 +98,19 @@ SELECT owner_node, fencing_token, expires_at > clock_timestamp() AS is_held
  WHERE chain_id = $1 AND signer = $2
 
 -- name: signers_finished_since
--- Signers with ended transactions from a block on: asked for after a fork only.
+-- Signers with ended transactions from a block on: asked for after a fork only. By block, not by chain: that is no index's.
 SELECT DISTINCT chain_id, signer
   FROM managed_tx
- WHERE chain_id = $1 AND block_number >= $2 AND state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
+ WHERE chain_id IS NOT DISTINCT FROM $1 AND block_number >= $2 AND state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
  LIMIT 10000
 
 -- name: newest_ended_blocks
 -- The blocks that the last requests have ended in: asked for when a view of the chain begins, to see whether they stand.
+-- By seq, not by chain: that is no index's.
 SELECT DISTINCT t.block_number, t.block_hash
   FROM (SELECT block_number, block_hash
           FROM managed_tx
-         WHERE chain_id = $1 AND block_hash IS NOT NULL AND state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
+         WHERE chain_id IS NOT DISTINCT FROM $1 AND block_hash IS NOT NULL AND state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
          ORDER BY seq DESC
          LIMIT $2) t
  ORDER BY t.block_number DESC

@@ -10,9 +10,12 @@ SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS 
        extract(epoch FROM t.next_resubmit_at - clock_timestamp())::float8 AS resubmit_in_s,
        extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s
   FROM unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
-  JOIN managed_tx t ON t.chain_id = a.chain_id AND t.signer = a.signer
- WHERE t.nonce IS NOT NULL
-   AND t.is_live
+ CROSS JOIN LATERAL (
+   SELECT * FROM managed_tx q
+    WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.nonce IS NOT NULL
+      AND q.is_live
+   OFFSET 0 -- signer by signer, whatever the planner thinks of how many there are
+ ) t
  ORDER BY t.nonce
 
 -- name: load_queues
