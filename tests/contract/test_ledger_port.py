@@ -130,6 +130,30 @@ async def test_the_queue_is_in_order_of_arrival_and_cut_at_the_limit(lab: Ledger
     assert (state.cursor, state.in_flight) == (None, ())
 
 
+async def test_a_request_id_may_be_any_text(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    names = [
+        '"quoted"',
+        "back\\slash\\",
+        "{a,b}",
+        "NULL",
+        "null",
+        " ",
+        "tab\tand\nline",
+        "\x1f",
+        "ü 🦊",
+        None,
+        "last",
+    ]
+    requests = [new(name) for name in names]
+    assert await outcomes(ledger, *requests) == [CREATED] * len(names)
+    queue = await ledger.load_queue(ALICE, limit=20)
+    assert [tx.request_id for tx in queue] == names
+    assert [tx.tx_id for tx in queue] == [request.tx_id for request in requests]
+    again = [new(name) for name in names if name is not None]
+    assert await outcomes(ledger, *again) == [KNOWN] * len(again)
+
+
 async def test_a_request_is_next_in_line_when_nothing_of_its_signer_waited_before_it(lab: LedgerLab) -> None:
     one, two = await lab.node("a"), await lab.node("b")
     requests = [new("r0"), new("r1", valid_for_s=60), new("other", signer=BOB)]

@@ -6,10 +6,12 @@ An error of the database means that the outcome is unknown; the caller asks agai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from fencepost.adapters.postgres.arrays import JOINED, QUOTED, WORDS, columns
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.queries import sql
@@ -20,6 +22,8 @@ from fencepost.domain.managed import ManagedTx
 MOST_REQUESTS_A_COMMIT = 500
 # Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
 PARALLEL_ACCEPTS = 2
+
+_ROW = (WORDS, WORDS, WORDS, QUOTED, WORDS, WORDS, JOINED, WORDS, JOINED)
 
 
 class Accepting:
@@ -55,21 +59,8 @@ class Accepting:
     async def _store(self, requests: Sequence[NewRequest]) -> dict[UUID, Accepted]:
         """Those that were new."""
         began_s = self._clock.now_s()
-        payloads = [canonical(request.intent) for request in requests]
-        created = await self._pool.fetch(
-            sql("accept_requests"),
-            [request.tx_id for request in requests],
-            [request.signer.chain_id for request in requests],
-            [request.signer.address for request in requests],
-            [request.request_id for request in requests],
-            [request.kind.value for request in requests],
-            [request.origin for request in requests],
-            [payload.decode() for payload in payloads],
-            [digest(payload) for payload in payloads],
-            [request.valid_for_s for request in requests],
-            self._node,
-            [_tags(request) for request in requests],
-        )
+        asked_for = columns([_row(request) for request in requests], _ROW)
+        created = await self._pool.fetch(sql("accept_requests"), *asked_for, self._node)
         asked = {request.tx_id: request for request in requests}
         answers = {}
         for tx_id, seq, waits in created:
@@ -114,6 +105,23 @@ class Accepting:
         return judged
 
 
+def _row(request: NewRequest) -> tuple[Any, ...]:
+    signer = request.signer
+    return (
+        request.tx_id,
+        signer.chain_id,
+        signer.address,
+        request.request_id,
+        request.kind.value,
+        request.origin,
+        canonical(request.intent).decode(),
+        request.valid_for_s,
+        msgspec.json.encode(request.tags).decode()
+        if request.tags
+        else None,  # arrays of arrays are rectangular
+    )
+
+
 def _queued(request: NewRequest, seq: int, began_s: float) -> ManagedTx:
     """As a load would give it. Its time runs from before it was stored: it never ends later than the database says."""
     return ManagedTx(
@@ -128,8 +136,3 @@ def _queued(request: NewRequest, seq: int, began_s: float) -> ManagedTx:
         valid_until_s=None if request.valid_for_s is None else began_s + request.valid_for_s,
         received_s=began_s,
     )
-
-
-def _tags(request: NewRequest) -> str | None:
-    """As JSON: an array of arrays would have to be rectangular."""
-    return msgspec.json.encode(request.tags).decode() if request.tags else None

@@ -1,4 +1,4 @@
-"""What lanes decided, as the arrays that `commit_lanes` takes: one array a column, one element a row.
+"""What lanes decided, as the arrays that `commit_lanes` takes.
 
 Most commits do one kind of thing. What a commit has no rows for is left out of its statement.
 """
@@ -10,35 +10,26 @@ from typing import Any
 
 import msgspec
 
+from fencepost.adapters.postgres.arrays import JOINED, LISTED, WORDS, columns
 from fencepost.adapters.postgres.queries import lean
 from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt
 from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
-# How a column travels. The driver encodes the elements of a list one by one, which costs several times as much as one
-# text does; so a list is only for what may be any text or bytes.
-_WORDS = "words"  # numbers, flags, ids and words of our own, which need no quotes: the text of an array
-_JOINED = (
-    "joined"  # hashes and JSON, in which a control character never stands as itself: a text to split at one
-)
-_LISTED = "listed"
-_SEPARATOR = "\x1f"
-_NOTHING: dict[str, Any] = {_WORDS: "{}", _JOINED: "", _LISTED: []}
-
-_LANE = (_WORDS,) * 9 + (_LISTED,)
+_LANE = (WORDS,) * 9 + (LISTED,)
 _CHANGE = (
-    *(_WORDS,) * 7,
-    _LISTED,
-    *(_WORDS,) * 4,
-    *(_JOINED, _WORDS, _JOINED),
-    *(_WORDS, _JOINED) * 2,
+    *(WORDS,) * 7,
+    LISTED,
+    *(WORDS,) * 4,
+    *(JOINED, WORDS, JOINED),
+    *(WORDS, JOINED) * 2,
 )
-_ATTEMPT = (*(_WORDS,) * 9, _LISTED, _JOINED)
-_SENT = (*(_WORDS,) * 6, _LISTED)
-_ENTRY = (*(_WORDS,) * 4, _JOINED)
-_COMMAND = (_WORDS, _WORDS, _LISTED)
-_FILLER = (_WORDS, _WORDS, _JOINED, _LISTED, _WORDS, _WORDS, _WORDS, _JOINED, _WORDS)
+_ATTEMPT = (*(WORDS,) * 9, LISTED, JOINED)
+_SENT = (*(WORDS,) * 6, LISTED)
+_ENTRY = (*(WORDS,) * 4, JOINED)
+_COMMAND = (WORDS, WORDS, LISTED)
+_FILLER = (WORDS, WORDS, JOINED, LISTED, WORDS, WORDS, WORDS, JOINED, WORDS)
 
 
 def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> tuple[str, list[Any]]:
@@ -67,13 +58,13 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
                 if attempt.sent_count != (0 if known is None else known.sent_count):
                     sent_attempts.append(_sent_row(lane, tx, attempt))
     arguments = [
-        *_columns(lanes, _LANE),
-        *_columns(changes, _CHANGE),
-        *_columns(new_attempts, _ATTEMPT),
-        *_columns(sent_attempts, _SENT),
-        *_columns(entries, _ENTRY),
-        *_columns(commands, _COMMAND),
-        *_columns(fillers, _FILLER),
+        *columns(lanes, _LANE),
+        *columns(changes, _CHANGE),
+        *columns(new_attempts, _ATTEMPT),
+        *columns(sent_attempts, _SENT),
+        *columns(entries, _ENTRY),
+        *columns(commands, _COMMAND),
+        *columns(fillers, _FILLER),
         node,
     ]
     needed = {
@@ -87,22 +78,6 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     }
     statement = lean("commit_lanes", frozenset(part for part, rows in needed.items() if not rows))
     return statement.sql, statement.arguments(arguments)
-
-
-def _columns(rows: list[tuple[Any, ...]], ways: tuple[str, ...]) -> list[Any]:
-    if not rows:
-        return [_NOTHING[way] for way in ways]
-    return [_column(values, way) for values, way in zip(zip(*rows, strict=True), ways, strict=True)]
-
-
-def _column(values: tuple[Any, ...], way: str) -> Any:
-    if values.count(None) == len(values):
-        return _NOTHING[way]  # beside longer columns, a short one is filled up with NULL
-    if way is _WORDS:
-        return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
-    if way is _JOINED:
-        return _SEPARATOR.join([value or "" for value in values])
-    return list(values)
 
 
 def _lane_row(write: LaneWrite) -> tuple[Any, ...]:

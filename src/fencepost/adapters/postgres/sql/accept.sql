@@ -8,9 +8,9 @@
 -- acknowledged before it began is. Not EXISTS: that may be planned as a hash of all that there is, read for every statement.
 WITH asked AS MATERIALIZED (
   SELECT nextval('managed_tx_seq_seq') AS seq, a.*
-    FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::uuid[], $7::text[], $8::bytea[],
-                $9::float8[], $11::text[])
-         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_for_s, tags)
+    FROM unnest($1::text::uuid[], $2::text::bigint[], $3::text::text[], $4::text::text[], $5::text::text[],
+                $6::text::uuid[], string_to_array($7, E'\x1f'), $8::text::float8[], string_to_array($9, E'\x1f', ''))
+         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, valid_for_s, tags)
 ), signers AS MATERIALIZED (
   SELECT a.chain_id, a.signer, u.used_by,
          (SELECT c.state FROM signer_nonce_cursor c WHERE c.chain_id = a.chain_id AND c.signer = a.signer)
@@ -34,7 +34,8 @@ WITH asked AS MATERIALIZED (
   INSERT INTO managed_tx
          (seq, tx_id, chain_id, signer, request_id, kind, origin, payload, payload_digest, valid_until, tags, journal_count)
          OVERRIDING SYSTEM VALUE
-  SELECT a.seq, a.tx_id, a.chain_id, a.signer, a.request_id, a.kind, a.origin, a.payload::jsonb, a.payload_digest,
+  SELECT a.seq, a.tx_id, a.chain_id, a.signer, a.request_id, a.kind, a.origin, a.payload::jsonb,
+         sha256(convert_to(a.payload, 'UTF8')),
          clock_timestamp() + make_interval(secs => a.valid_for_s),
          CASE WHEN a.tags IS NULL THEN '{}' ELSE ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END, 1
     FROM asked a
