@@ -62,6 +62,9 @@ async def test_send_receipt_and_end_are_one_write(bench: Bench, writes: list[Lan
     assert len(writes) == before + 1
     tx = bench.tx(tx_id)
     assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult", "ReceiveReceipt", "Finish"]
+    assert [row.state for row in bench.database.journal_of(tx_id)] == [
+        *(State.QUEUED, State.ALLOCATED, State.SUBMITTED, State.TRACKING, State.CONFIRMED)
+    ]
     assert (tx.state, tx.version, tx.journal_count) == (State.CONFIRMED, 3, 5)
     assert (tx.latest.sent_count, tx.latest.last_result) == (1, SendCategory.ACCEPTED)
 

@@ -71,6 +71,7 @@ class Entry(NamedTuple):
 
     event: str
     detail: Mapping[str, Any] = _NO_DETAIL
+    state: State | None = None  # of the transaction after it
 
 
 class ManagedTx(NamedTuple):
@@ -141,13 +142,13 @@ class Step(NamedTuple):
     entries: tuple[Entry, ...]
 
 
-def _moved(tx: ManagedTx, state: State, entry: Entry, /, **changes: Any) -> Step:
+def _moved(tx: ManagedTx, state: State, event: str, detail: Mapping[str, Any], /, **changes: Any) -> Step:
     if not is_legal(tx.state, state):
         raise IllegalTransition(tx.state, state)
     changes["state"] = state
     changes["version"] = tx.version + 1
     changes["journal_count"] = tx.journal_count + 1
-    return Step(tx.changed(changes), (entry,))
+    return Step(tx.changed(changes), (Entry(event, detail, state),))
 
 
 def waiting_state(tx: ManagedTx) -> State:
@@ -174,7 +175,8 @@ def allocated(tx: ManagedTx, nonce: int, attempt: Attempt | None) -> Step:
     return _moved(
         tx,
         State.ALLOCATED,
-        Entry("AssignNonce", detail),
+        "AssignNonce",
+        detail,
         nonce=nonce,
         attempts=attempts,
         sub_state=None,
@@ -184,12 +186,12 @@ def allocated(tx: ManagedTx, nonce: int, attempt: Attempt | None) -> Step:
 
 def refused(tx: ManagedTx, error: str) -> Step:
     """It fails before it has a nonce: nothing was signed, nothing is lost."""
-    return _moved(tx, State.FAILED, Entry("Refuse", {"error": error}), error=error, sub_state=None)
+    return _moved(tx, State.FAILED, "Refuse", {"error": error}, error=error, sub_state=None)
 
 
 def dropped(tx: ManagedTx, reason: str) -> Step:
     """It is cancelled before it has a nonce."""
-    return _moved(tx, State.CANCELLED, Entry("Cancel", {"reason": reason}), error=reason, sub_state=None)
+    return _moved(tx, State.CANCELLED, "Cancel", {"reason": reason}, error=reason, sub_state=None)
 
 
 # ---- attempts and sends
@@ -204,7 +206,8 @@ def attempted(tx: ManagedTx, attempt: Attempt, event: str) -> Step:
     return _moved(
         tx,
         tx.state,
-        Entry(event, _described(attempt)),
+        event,
+        _described(attempt),
         attempts=(*tx.attempts, attempt),
         sub_state=None if tx.sub_state is SubState.STUCK else tx.sub_state,
         resubmit_due_s=None,
@@ -219,7 +222,8 @@ def given_up(tx: ManagedTx, *, ending: State, error: str) -> Step:
     return _moved(
         tx,
         tx.state,
-        Entry("GiveUp", {"ending": ending.value, "error": error}),
+        "GiveUp",
+        {"ending": ending.value, "error": error},
         ending=ending,
         error=error,
         sub_state=sub_state,
@@ -232,7 +236,8 @@ def claimed(tx: ManagedTx, *, due_s: float, resubmit: bool) -> Step:
     return _moved(
         tx,
         tx.state,
-        Entry(event, {"count": tx.submit_count + 1}),
+        event,
+        {"count": tx.submit_count + 1},
         submit_count=tx.submit_count + 1,
         resubmit_due_s=due_s,
     )
@@ -274,7 +279,8 @@ def sent(
     return _moved(
         tx,
         state,
-        Entry("SendResult", detail),
+        "SendResult",
+        detail,
         attempts=tuple([_answered(a, result) if a.number == attempt_number else a for a in tx.attempts]),
         sub_state=sub_state,
         submit_count=tx.submit_count or 1,
@@ -288,11 +294,11 @@ def _answered(attempt: Attempt, result: SendResult) -> Attempt:
 
 
 def stuck(tx: ManagedTx, reason: str) -> Step:
-    return _moved(tx, tx.state, Entry("Stuck", {"reason": reason}), sub_state=SubState.STUCK, error=reason)
+    return _moved(tx, tx.state, "Stuck", {"reason": reason}, sub_state=SubState.STUCK, error=reason)
 
 
 def stale(tx: ManagedTx) -> Step:
-    return _moved(tx, tx.state, Entry("Stale", {}), sub_state=SubState.STALE)
+    return _moved(tx, tx.state, "Stale", {}, sub_state=SubState.STALE)
 
 
 # ---- the chain
@@ -312,7 +318,8 @@ def mined(tx: ManagedTx, receipt: Receipt) -> Step:
     return _moved(
         tx,
         state,
-        Entry("ReceiveReceipt", detail),
+        "ReceiveReceipt",
+        detail,
         mined=receipt,
         confirmations=(),
         sub_state=None,
@@ -330,7 +337,7 @@ def confirmed_further(tx: ManagedTx, confirmations: Confirmations) -> Step:
         "blocks": [[block.number, block.hash] for block in confirmations.blocks[known:]],
     }
     event = "Fork" if confirmations.new_fork else "Confirm"
-    return _moved(tx, tx.state, Entry(event, detail), confirmations=confirmations.blocks)
+    return _moved(tx, tx.state, event, detail, confirmations=confirmations.blocks)
 
 
 def finished(tx: ManagedTx, confirmations: Confirmations, *, revert_reason: str | None) -> Step:
@@ -350,7 +357,8 @@ def finished(tx: ManagedTx, confirmations: Confirmations, *, revert_reason: str 
     return _moved(
         tx,
         state,
-        Entry("Finish", detail),
+        "Finish",
+        detail,
         confirmations=confirmations.blocks,
         error=error,
         sub_state=None,
@@ -370,14 +378,14 @@ def orphaned(tx: ManagedTx, *, due_s: float) -> Step:
         "was": tx.state.value,
     }
     return _moved(
-        tx, state, Entry("Fork", detail), mined=None, confirmations=(), sub_state=None, resubmit_due_s=due_s
+        tx, state, "Fork", detail, mined=None, confirmations=(), sub_state=None, resubmit_due_s=due_s
     )
 
 
 def lost(tx: ManagedTx, error: str) -> Step:
     """A stranger's transaction has the nonce, and a person decided to go on without this one."""
     return _moved(
-        tx, State.FAILED, Entry("Lose", {"error": error}), error=error, sub_state=None, resubmit_due_s=None
+        tx, State.FAILED, "Lose", {"error": error}, error=error, sub_state=None, resubmit_due_s=None
     )
 
 
@@ -385,13 +393,13 @@ def lost(tx: ManagedTx, error: str) -> Step:
 
 
 def suspended(tx: ManagedTx, by: str) -> Step:
-    return _moved(tx, State.SUSPENDED, Entry("Suspend", {"by": by}))
+    return _moved(tx, State.SUSPENDED, "Suspend", {"by": by})
 
 
 def resumed(tx: ManagedTx, by: str) -> Step:
     if tx.state is not State.SUSPENDED:
         raise IllegalTransition(tx.state, waiting_state(tx))
-    return _moved(tx, waiting_state(tx), Entry("Resume", {"by": by}), resubmit_due_s=None)
+    return _moved(tx, waiting_state(tx), "Resume", {"by": by}, resubmit_due_s=None)
 
 
 def _described(attempt: Attempt) -> dict[str, Any]:

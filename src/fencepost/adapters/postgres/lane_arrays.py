@@ -49,7 +49,8 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         fillers += [_filler_row(lane, change) for change in write.fillers]
         for change in (*write.changes, *write.fillers):
             tx = change.after
-            entries += [(lane, tx.tx_id, e.event, tx.state.value, _json(e.detail)) for e in change.entries]
+            for event, detail, state in change.entries:
+                entries.append((lane, tx.tx_id, event, (state or tx.state).value, _json(detail)))
             stored = {attempt.number: attempt for attempt in change.before.attempts}
             for attempt in tx.attempts:
                 known = stored.get(attempt.number)

@@ -273,7 +273,7 @@ class FakeLedger:
                 asked.outcome = outcome
 
     def _journal(self, write: LaneWrite, tx: ManagedTx | None, entry: Entry) -> None:
-        tx_id, state = (tx.tx_id, tx.state) if tx is not None else (None, None)
+        tx_id, state = (tx.tx_id, entry.state or tx.state) if tx is not None else (None, None)
         self.database.journal.append(
             JournalRow(
                 write.term.signer, tx_id, entry.event, state, entry.detail, self._node, write.term.token
