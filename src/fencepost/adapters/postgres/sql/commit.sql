@@ -17,8 +17,7 @@ WITH lane AS MATERIALIZED (
 ), change AS MATERIALIZED (
   -- Each row is looked up once. It stands if it is as the lane remembers it, and its step is in the table of states.
   SELECT c.*, t.ctid AS place,
-         t.version = c.version
-         AND (t.state, c.state) IN (SELECT x.old_state, x.new_state FROM state_transition x) AS stands
+         t.version = c.version AND x.old_state IS NOT NULL AS stands
     FROM unnest($11::text::bigint[], $12::text::uuid[], $13::text::bigint[], $14::text::text[], $15::text::text[],
                 $16::text::bigint[], $17::text::text[], $18::text[], $19::text::int[], $20::text::int[],
                 $21::text::float8[], $22::text::float8[], string_to_array($23, E'\x1f', ''), $24::text::bigint[],
@@ -28,6 +27,7 @@ WITH lane AS MATERIALIZED (
                submitted_ago_s, resubmit_in_s, tx_hash, block_number, block_hash, sets_receipt, receipt,
                sets_confirmations, confirmations)
     LEFT JOIN managed_tx t ON t.tx_id = c.tx_id
+    LEFT JOIN state_transition x ON x.old_state = t.state AND x.new_state = c.state
 ), judged AS MATERIALIZED (
   SELECT h.*,
          h.lane NOT IN (SELECT c.lane FROM change c WHERE c.stands IS NOT TRUE)
