@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.api import answering, create_app
+from fencepost.api.wire_in import MOST_WAIT_S
+from fencepost.application.ports import Accepted, NewRequest
+from fencepost.serving import bind, serve
 from fix_anvil import TestChain
 from fix_api import SOMEBODY, Door, open_door
 from fix_core import eventually
@@ -229,3 +236,27 @@ async def test_with_intake_leader_another_node_names_the_owner(dsn: str, anvil: 
             batch = await second.post("/tx/batch", {"requests": [second.transfer("l-3")]})
             assert batch.json["results"][0]["problem"]["code"] == "not_leader"
         assert (await first.post("/tx", first.transfer("l-2"))).status == 202
+
+
+async def test_what_takes_too_long_is_said_to_be_busy(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database hangs: the caller is told to come again, and what it asked for is still taken once."""
+    real = PostgresLedger.accept
+    goes_on = asyncio.Event()
+
+    async def hanging(ledger: PostgresLedger, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
+        await goes_on.wait()
+        return await real(ledger, requests)
+
+    monkeypatch.setattr(PostgresLedger, "accept", hanging)
+    monkeypatch.setattr(answering, "ANSWER_WITHIN_S", 0.3 - MOST_WAIT_S)
+    with bind("127.0.0.1", 0) as listener:
+        async with serve(create_app(door.services), listener) as url:
+            impatient = replace(door, url=url)
+            answers = await asyncio.gather(*(impatient.post("/tx", door.transfer("slow")) for _ in range(3)))
+            assert [answer.problem for answer in answers] == [(503, "busy", None)] * 3
+            assert {answer.headers["Retry-After"] for answer in answers} == {"1"}
+    goes_on.set()
+    first = await door.post("/tx", door.transfer("slow"))
+    again = await door.post("/tx", door.transfer("slow"))
+    assert (first.status, again.status) == (202, 200)
+    assert first.json["txId"] == again.json["txId"]

@@ -102,6 +102,16 @@ def _plain(method: str, target: str, *headers: str) -> Ask:
     return lambda way: way.request(method, target.replace("{id}", way.tx_id), b"", *headers)
 
 
+def _in_pieces(way: Way, body: bytes) -> bytes:
+    """Of seven bytes each, with their lengths before them."""
+    pieces = [body[start : start + 7] for start in range(0, len(body), 7)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+    head = way.request(
+        "POST", "/api/v1/tx", b"", "transfer-encoding: chunked", "content-type: application/json"
+    )
+    return head + chunks
+
+
 def _cases(signer: str) -> dict[str, tuple[Ask, int]]:
     def tx(request_id: str | None = None, **more: Any) -> dict[str, Any]:
         asked = {"signer": signer, "payload": {"to": SOMEBODY, "value": 1}, **more}
@@ -158,6 +168,14 @@ def _cases(signer: str) -> dict[str, tuple[Ask, int]]:
             ),
             400,
         ),
+        "a good one in pieces": (
+            lambda way: _in_pieces(way, json.dumps(tx(f"{way.name}-10")).encode()),
+            202,
+        ),
+        "known, in pieces": (
+            lambda way: _in_pieces(way, json.dumps(tx(f"{way.name}-0")).encode()),
+            200,
+        ),
         "a header twice": (_post(tx("%s-0"), "prefer: wait=0", "prefer: wait=30"), 200),
         "a page of another place": (_post(tx("%s-6"), "origin: https://example.com"), 403),
         "a pass that is none": (_post(tx("%s-6"), f"{PASS_HEADER}: 1.2.3"), 401),
@@ -182,6 +200,7 @@ def _cases(signer: str) -> dict[str, tuple[Ask, int]]:
         "look by an encoded path": (_plain("GET", "/api/v1/%74x/{id}"), 200),
         "look with a wrong query": (_plain("GET", "/api/v1/tx/{id}?include=nothing"), 400),
         "head": (_plain("HEAD", "/api/v1/tx/{id}"), 200),
+        "options": (_plain("OPTIONS", "/api/v1/tx"), 405),
         "no method of it": (_plain("PUT", "/api/v1/tx"), 405),
         "no method of one": (_plain("DELETE", "/api/v1/tx/{id}"), 405),
         "a slash at the end": (_post(tx("%s-6"), target="/api/v1/tx/"), 307),
