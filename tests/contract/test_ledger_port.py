@@ -300,6 +300,9 @@ async def test_signers_with_live_transactions_or_wishes_have_work_while_their_le
     assert sorted(await one.signers_with_work([31_337, 1], limit=10)) == [ELSEWHERE, ALICE, BOB]
     assert await one.signers_with_work([1], limit=10) == [ELSEWHERE]
     assert len(await one.signers_with_work([31_337, 1], limit=2)) == 2
+    first, *others = await one.signers_with_work([31_337, 1], limit=10)
+    assert await one.signers_with_work([31_337, 1], limit=10, after=first) == others
+    assert await one.signers_with_work([31_337, 1], limit=10, after=others[-1]) == []
     await two.acquire([ALICE])
     assert await one.signers_with_work([31_337], limit=10) == [BOB]
     await lab.pass_time(LEASE_S + SKEW_S + 1)

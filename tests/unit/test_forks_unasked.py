@@ -31,9 +31,11 @@ class _Unreachable(FakeLedger):
         self._require_up()
         return await super().newest_ended_blocks(chain_id, limit=limit)
 
-    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+    async def signers_with_work(
+        self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
         self._require_up()
-        return await super().signers_with_work(chain_ids, limit=limit)
+        return await super().signers_with_work(chain_ids, limit=limit, after=after)
 
     def _require_up(self) -> None:
         if self.down:

@@ -22,9 +22,11 @@ SIGNERS = [Signer(CHAIN_ID, Address(f"0x{number:040x}")) for number in range(MAN
 class CountingLedger(FakeLedger):
     looks = 0
 
-    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+    async def signers_with_work(
+        self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
         self.looks += 1
-        return await super().signers_with_work(chain_ids, limit=limit)
+        return await super().signers_with_work(chain_ids, limit=limit, after=after)
 
 
 @dataclass(slots=True)
@@ -108,6 +110,19 @@ async def test_the_leases_of_others_are_looked_at_in_time_for_the_first_to_end_a
     ground.seeking.wake.clear()
     await asyncio.wait_for(ground.seeking.wake.wait(), timeout=10)
     assert ground.seeking.rest_s() == 0  # a look at everything, not at hints alone
+
+
+async def test_signers_whose_keys_are_elsewhere_hide_nobody() -> None:
+    """However many of them wait: what a look has no time for, the next one begins with."""
+    ground = Ground()
+    ground.seeking.addresses = frozenset({SIGNERS[-1].address})
+    for number, signer in enumerate(SIGNERS):
+        await ground.ledger.ask(
+            signer, "pause", tx_id=None, asked_by="eve", reason=None, detail={"n": number}
+        )
+    assert await ground.seeking.look() == 1
+    assert ground.ledger.looks == 3
+    assert SIGNERS[-1] in ground.lanes
 
 
 async def _until(bench: Bench, node: BenchNode, tx_id: UUID, state: State) -> None:

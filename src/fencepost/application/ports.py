@@ -241,8 +241,10 @@ class Ledger(Protocol):
 
     async def commit(self, write: LaneWrite) -> Written: ...
 
-    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
-        """Signers with live transactions or open commands whose lease is free for the taking."""
+    async def signers_with_work(
+        self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
+        """Signers with live transactions or open commands whose lease is free for the taking, in an order of their own."""
         ...
 
     async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:

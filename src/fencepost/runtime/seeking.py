@@ -18,6 +18,9 @@ from fencepost.runtime.routing import Router
 
 MOST_ACQUIRED_AT_ONCE = 200
 
+# Signers whose keys only others hold are passed over, so many pages at a time.
+MOST_PAGES_A_LOOK = 10
+
 # A signer that another node turned out to hold is not tried again on a mere hint; its release is told, its end is seen.
 HELD_ELSEWHERE_S = 10.0
 MOST_HELD_ELSEWHERE = 20_000
@@ -48,6 +51,7 @@ class Seeking:
     _not_before_s: dict[Signer, float] = field(default_factory=dict)  # given up here for a while
     _held_elsewhere_s: dict[Signer, float] = field(default_factory=dict)  # until when hints are not for us
     _look_at_s: float = 0.0
+    _looked_up_to: Signer | None = None  # None: from the beginning
     _expiries_at_s: float = 0.0
 
     # ---- what is told
@@ -139,8 +143,18 @@ class Seeking:
         return taken
 
     async def _found(self, now_s: float) -> Sequence[Signer]:
+        """Those whose keys are here. A look that stops before the end is gone on with by the next one."""
         self._look_at_s = now_s + self.look_every_s
-        return await self.ledger.signers_with_work(list(self.chain_ids), limit=MOST_ACQUIRED_AT_ONCE)
+        found: list[Signer] = []
+        for _ in range(MOST_PAGES_A_LOOK):
+            page = await self.ledger.signers_with_work(
+                list(self.chain_ids), limit=MOST_ACQUIRED_AT_ONCE, after=self._looked_up_to
+            )
+            found += [signer for signer in page if signer.address in self.addresses]
+            self._looked_up_to = page[-1] if len(page) == MOST_ACQUIRED_AT_ONCE else None
+            if self._looked_up_to is None or len(found) >= MOST_ACQUIRED_AT_ONCE:
+                break
+        return found
 
     async def _acquire(self, able: Sequence[Signer]) -> int:
         terms = await self.ledger.acquire(able)

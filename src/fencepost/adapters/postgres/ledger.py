@@ -43,6 +43,9 @@ MOST_LANES_A_COMMIT = 64
 PARALLEL_COMMITS = 2
 
 
+_BEFORE_ALL = Signer(0, Address(""))
+
+
 class PostgresLedger:
     def __init__(
         self,
@@ -142,9 +145,11 @@ class PostgresLedger:
             duration_s=self._lease_duration_s,
         )
 
-    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+    async def signers_with_work(
+        self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
         found = await self._moving.fetch(
-            sql("signers_with_work"), list(chain_ids), self._skew_allowance_s, limit
+            sql("signers_with_work"), list(chain_ids), self._skew_allowance_s, limit, *(after or _BEFORE_ALL)
         )
         return [_signer(row) for row in found]
 

@@ -150,14 +150,18 @@ class FakeLedger:
         lease = self.database.leases.get(term.signer)
         return lease is not None and lease.token == term.token
 
-    async def signers_with_work(self, chain_ids: Sequence[int], *, limit: int) -> Sequence[Signer]:
+    async def signers_with_work(
+        self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
         await asyncio.sleep(0)
         busy = {tx.signer for tx in self.database.txs.values() if tx.state in LIVE}
         busy |= {asked.signer for asked in self.database.asked.values() if asked.outcome is None}
         free = [
             signer
             for signer in sorted(busy)
-            if signer.chain_id in chain_ids and self._is_free(self.database.leases.get(signer, Lease()))
+            if signer.chain_id in chain_ids
+            and (after is None or signer > after)
+            and self._is_free(self.database.leases.get(signer, Lease()))
         ]
         return free[:limit]
 

@@ -62,11 +62,13 @@ UPDATE signer_lease s
 RETURNING s.chain_id, s.signer
 
 -- name: signers_with_work
--- Signers with live transactions or open commands whose lease may be taken; walks the index from signer to signer.
+-- Signers with live transactions or open commands whose lease may be taken, in order from a signer on; walks the index
+-- from signer to signer.
 WITH RECURSIVE live AS (
   (SELECT chain_id, signer
      FROM managed_tx
     WHERE is_live
+      AND (chain_id, signer) > ($4::bigint, $5::text)
     ORDER BY chain_id, signer
     LIMIT 1)
    UNION ALL
@@ -82,13 +84,14 @@ WITH RECURSIVE live AS (
 ), busy AS (
   SELECT chain_id, signer FROM live
    UNION
-  SELECT chain_id, signer FROM lane_command WHERE done_at IS NULL
+  SELECT chain_id, signer FROM lane_command WHERE done_at IS NULL AND (chain_id, signer) > ($4, $5)
 )
 SELECT b.chain_id, b.signer
   FROM busy b
   LEFT JOIN signer_lease s ON s.chain_id = b.chain_id AND s.signer = b.signer
  WHERE b.chain_id = ANY ($1::bigint[])
    AND (s.signer IS NULL OR s.expires_at + make_interval(secs => $2) < clock_timestamp())
+ ORDER BY b.chain_id, b.signer
  LIMIT $3
 
 -- name: lease_owner
