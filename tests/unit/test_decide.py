@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.domain.decide import Action, decide
-from fencepost.domain.managed import POSSIBLY_SENT
-from fencepost.domain.send import SendCategory
+from fencepost.domain.send import POSSIBLY_SENT, SendCategory
 
 categories = st.sampled_from(list(SendCategory))
 

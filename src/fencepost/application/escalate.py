@@ -11,7 +11,8 @@ from functools import partial
 from fencepost.application.broadcast import fill, replace_attempt, send
 from fencepost.application.lane import Lane, is_sendable
 from fencepost.domain import managed
-from fencepost.domain.managed import POSSIBLY_SENT, ManagedTx
+from fencepost.domain.managed import ManagedTx
+from fencepost.domain.send import POSSIBLY_SENT
 from fencepost.domain.states import State, SubState
 
 MOST_IN_A_BATCH = 100

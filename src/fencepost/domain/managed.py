@@ -15,7 +15,7 @@ from uuid import UUID
 
 from fencepost.domain.confirmations import BlockRef, Confirmations
 from fencepost.domain.ids import Signer, TxHash
-from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.send import POSSIBLY_SENT, SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, IllegalTransition, State, SubState, is_legal
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
 
@@ -245,20 +245,6 @@ def claimed(tx: ManagedTx, *, due_s: float, resubmit: bool) -> Step:
 
 def postponed(tx: ManagedTx, *, due_s: float) -> Step:
     return Step(tx._replace(resubmit_due_s=due_s, version=tx.version + 1), ())
-
-
-# After these the bytes may be out; everything else is a plain refusal by a node that looked at them.
-POSSIBLY_SENT = frozenset(
-    {
-        SendCategory.ACCEPTED,
-        SendCategory.ALREADY_KNOWN,
-        SendCategory.ALREADY_MINED,
-        SendCategory.NONCE_TOO_LOW,
-        SendCategory.FEE_CAP_EXCEEDED,
-        SendCategory.NODE_NOT_READY,
-        SendCategory.UNKNOWN,
-    }
-)
 
 
 def sent(

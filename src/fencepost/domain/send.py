@@ -27,6 +27,20 @@ class SendCategory(StrEnum):
     UNKNOWN = "unknown"
 
 
+# After these the bytes may be out; everything else is a plain refusal by a node that looked at them.
+POSSIBLY_SENT = frozenset(
+    {
+        SendCategory.ACCEPTED,
+        SendCategory.ALREADY_KNOWN,
+        SendCategory.ALREADY_MINED,
+        SendCategory.NONCE_TOO_LOW,
+        SendCategory.FEE_CAP_EXCEEDED,
+        SendCategory.NODE_NOT_READY,
+        SendCategory.UNKNOWN,
+    }
+)
+
+
 class SendResult(NamedTuple):
     """`message` is what the node said, shortened and without secrets; `returned_hash` what it answered, if anything."""
 
