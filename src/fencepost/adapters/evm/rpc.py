@@ -4,7 +4,7 @@ Contract
 - Every call ends within `timeout_s` in one of three ways: the node's result; `RpcRefused`, the node answered with an
   error; `RpcUnavailable`, there was no usable answer (time-out, reset, HTTP status other than 2xx, a body that is too
   large, not JSON or not JSON-RPC). After `RpcUnavailable` nobody knows whether the node did what it was asked.
-- Nothing is ever asked twice. (aiohttp repeats idempotent methods on a lost connection by itself; POST is not one.)
+- Nothing is ever asked twice.
 - `batch` asks up to 100 calls a request, one request after another so that order is kept, and matches answers by id. A
   call without an answer is `RpcUnavailable` for itself alone; after a request that failed as a whole the rest isn't
   asked and shares its error. An endpoint that refuses batches as such has run none of it: the calls go out one by one, a few at a time, and
@@ -21,18 +21,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from fencepost import bounded_json
 from fencepost.adapters.evm.node_errors import shorten
+from fencepost.adapters.evm.posting import BodyTooLarge, Poster
 from fencepost.errors import RpcError, RpcRefused, RpcUnavailable
 
 Observer = Callable[[str, str, float, str], None]
 Calls = Sequence[tuple[str, Sequence[Any]]]
 
 BATCH_MAX: Final = 100
-_CONNECTIONS_MAX: Final = 16
 _ERROR_CHARS_MAX: Final = 1000
 # How an endpoint says "no batches": by status, by the code of one lone error object, or in words.
 _BATCH_REFUSING_STATUSES: Final = frozenset({400, 405, 415, 422, 501})
@@ -71,24 +70,22 @@ class JsonRpc:
         timeout_s: float = 10.0,
         max_body_bytes: int = 64 * 1024 * 1024,
         singles_at_once: int = 8,
-        session: aiohttp.ClientSession | None = None,
         on_call: Observer = _unobserved,
     ) -> None:
         self.endpoint: Final = masked(url)
         self._url = url
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._max_body_bytes = max_body_bytes
         self._singles_at_once = singles_at_once
-        self._session = session
-        self._owns_session = session is None
+        self._poster: Poster | None = None  # made in the loop that uses it
         self._on_call = on_call
         self._ids = itertools.count(1)
         self._batches = True
 
     async def close(self) -> None:
-        if self._owns_session and self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._poster is not None:
+            await self._poster.aclose()
+            self._poster = None
 
     async def call(self, method: str, params: Sequence[Any] = ()) -> Any:
         started = time.monotonic()
@@ -219,37 +216,23 @@ class JsonRpc:
 
     async def _post(self, body: object) -> tuple[int | None, Any]:
         """The decoded body of a 2xx answer, or (status, None) of another one."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        if self._poster is None:
+            self._poster = Poster(self._url, timeout_s=self._timeout_s, body_bytes_max=self._max_body_bytes)
         try:
-            async with self._session.post(
-                self._url,
-                data=msgspec.json.encode(body),
-                headers={"content-type": "application/json"},
-                timeout=self._timeout,
-                allow_redirects=False,
-            ) as response:
-                if not response.ok or response.status >= 300:  # noqa: PLR2004 (redirects count as `ok` there)
-                    return response.status, None
-                content = await self._bounded(response)
-        # The chain of causes is cut on purpose: aiohttp's own errors name the whole URL.
+            status, content = await self._poster.post(msgspec.json.encode(body))
+        # The chain of causes is cut on purpose: some errors name the whole URL.
         except TimeoutError:
             raise self._unavailable("time-out") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except BodyTooLarge:
+            raise self._unavailable(f"the answer is larger than {self._max_body_bytes} bytes") from None
+        except (OSError, ValueError) as error:
             raise self._unavailable(type(error).__name__) from None
+        if not 200 <= status < 300:  # noqa: PLR2004 - the statuses of success
+            return status, None
         try:
             return None, bounded_json.decode(content)
         except msgspec.DecodeError:
             raise self._unavailable("the answer is not JSON") from None
-
-    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
-        async for piece in response.content.iter_any():
-            content += piece
-            if len(content) > self._max_body_bytes:
-                raise self._unavailable(f"the answer is larger than {self._max_body_bytes} bytes")
-        return bytes(content)
 
     def _unavailable(self, what: str) -> RpcUnavailable:
         return RpcUnavailable(f"{self.endpoint}: {what}")

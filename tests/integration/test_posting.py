@@ -1,0 +1,201 @@
+"""`Poster` against a server that says whatever the test wants, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fencepost.adapters.evm.posting import BodyTooLarge, ConnectionLost, Poster
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+Say = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """`say` hears the number of the request, counted over all connections."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self.url = ""
+        self.requests: list[bytes] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                self.requests.append(head + await reader.readexactly(length))
+                await self._say(len(self.requests), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(say: Say) -> AsyncIterator[Server]:
+    server = Server(say)
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v3?key=1"
+        yield server
+
+
+@asynccontextmanager
+async def posting(url: str, *, timeout_s: float = 5, body_bytes_max: int = 1000) -> AsyncIterator[Poster]:
+    poster = Poster(url, timeout_s=timeout_s, body_bytes_max=body_bytes_max)
+    try:
+        yield poster
+    finally:
+        await poster.aclose()
+
+
+def saying(*pieces: bytes, then_close: bool = False) -> Say:
+    async def say(_: int, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        if then_close:
+            writer.close()
+
+    return say
+
+
+async def test_a_connection_is_kept_and_the_request_is_whole() -> None:
+    async with serving(saying(OK)) as server, posting(server.url.replace("//", "//me:p%40ss@")) as poster:
+        assert await poster.post(b'{"a": 1}') == (200, b"{}")
+        assert await poster.post(b"[]") == (200, b"{}")
+        assert server.connections == 1
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+        assert body == b'{"a": 1}'
+        lines = head.split(b"\r\n")
+        assert lines[0] == b"POST /v3?key=1 HTTP/1.1"
+        assert b"host: " + server.url.split("/")[2].encode() in lines
+        assert b"authorization: Basic bWU6cEBzcw==" in lines
+        assert b"content-type: application/json" in lines
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [OK],
+        [OK[i : i + 1] for i in range(len(OK))],
+        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"1\r\n}\r\n0\r\n\r\n"],
+        [b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", OK],
+        [b"HTTP/1.1 100 Continue\r\n\r\n" + OK],
+    ],
+)
+async def test_every_way_to_say_a_body_that_ends_by_itself(pieces: list[bytes]) -> None:
+    async with serving(saying(*pieces)) as server, posting(server.url) as poster:
+        assert [await poster.post(b"1") for _ in range(3)] == [(200, b"{}")] * 3
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n{}",
+        b"HTTP/1.0 200 OK\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+    ],
+)
+async def test_a_body_that_ends_with_its_connection(answer: bytes) -> None:
+    async with serving(saying(answer, then_close=True)) as server, posting(server.url) as poster:
+        assert [await poster.post(b"1") for _ in range(3)] == [(200, b"{}")] * 3
+        assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b"HTTP/1.1 200 OK\r\ncontent-le"],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{}"],
+        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n"],
+        [b"HTTP/1.1 100 Continue\r\n\r\n"],
+        [b"SSH-2.0-OpenSSH_9.2\r\n"],
+        [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"],
+    ],
+)
+async def test_half_an_answer_is_none_and_is_not_asked_for_again(pieces: list[bytes]) -> None:
+    async with serving(saying(*pieces, then_close=True)) as server, posting(server.url) as poster:
+        with pytest.raises(ConnectionLost):
+            await poster.post(b"1")
+        assert len(server.requests) == 1
+
+
+async def test_what_comes_late_or_unasked_is_nobodys_answer() -> None:
+    async def say(number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 1:
+            await asyncio.sleep(0.1)  # too late
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number)
+        if number == 2:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9")  # more than was asked for
+        if number == 3:
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(b"HTTP/1.1 408 Timeout\r\ncontent-length: 0\r\n\r\n")
+
+    async with serving(say) as server, posting(server.url, timeout_s=0.05) as poster:
+        with pytest.raises(TimeoutError):
+            await poster.post(b"1")
+        await asyncio.sleep(0.1)
+        assert await poster.post(b"2") == (200, b"2")
+        assert await poster.post(b"3") == (200, b"3")
+        await asyncio.sleep(0.04)
+        assert await poster.post(b"4") == (200, b"4")
+        assert server.connections == 4
+
+
+async def test_a_caller_that_goes_away_takes_its_connection_along() -> None:
+    async def say(number: int, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05 if number == 1 else 0)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number)
+
+    async with serving(say) as server, posting(server.url) as poster:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await poster.post(b"1")
+        assert await poster.post(b"2") == (200, b"2")
+        assert server.connections == 2
+
+
+async def test_a_connection_that_was_closed_at_rest_is_not_used_again() -> None:
+    async with serving(saying(OK, then_close=True)) as server, posting(server.url) as poster:
+        assert await poster.post(b"1") == (200, b"{}")
+        await asyncio.sleep(0.05)
+        assert await poster.post(b"2") == (200, b"{}")
+        assert server.connections == 2
+
+
+async def test_no_more_than_so_much_is_read() -> None:
+    endless = b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000
+    async with serving(saying(endless)) as server, posting(server.url) as poster:
+        with pytest.raises(BodyTooLarge):
+            await poster.post(b"1")
+
+
+async def test_connections_are_few_and_whoever_waits_for_one_waits_no_longer_than_for_an_answer() -> None:
+    async def say(_: int, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(30)
+        writer.write(OK)
+
+    async with serving(say) as server, posting(server.url, timeout_s=0.2) as poster:
+        began_s = asyncio.get_running_loop().time()
+        ended = await asyncio.gather(*(poster.post(b"1") for _ in range(40)), return_exceptions=True)
+        assert all(isinstance(error, TimeoutError) for error in ended)
+        assert asyncio.get_running_loop().time() - began_s < 2
+        assert server.connections <= 16
+
+
+async def test_who_is_closed_while_somebody_waits_says_so() -> None:
+    async with serving(saying()) as server, posting(server.url) as poster:
+        waiting = asyncio.ensure_future(poster.post(b"1"))
+        await asyncio.sleep(0.05)
+        await poster.aclose()
+        with pytest.raises(ConnectionLost):
+            await waiting
