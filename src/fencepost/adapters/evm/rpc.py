@@ -113,7 +113,9 @@ class JsonRpc:
         return answers
 
     async def _chunk(self, calls: Calls) -> list[Any]:
-        if len(calls) == 1 or not self._batches:
+        if len(calls) == 1:
+            return [await self._alone(*calls[0])]
+        if not self._batches:
             return await self._one_by_one(calls)
         started = time.monotonic()
         outcome = "unavailable"
@@ -132,6 +134,12 @@ class JsonRpc:
         answers = await self._one_by_one(calls)
         self._batches = False
         return answers
+
+    async def _alone(self, method: str, params: Sequence[Any]) -> Any:
+        try:
+            return await self.call(method, params)
+        except RpcRefused as error:
+            return error
 
     async def _one_by_one(self, calls: Calls) -> list[Any]:
         answers: list[Any] = [None] * len(calls)
