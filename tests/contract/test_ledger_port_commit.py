@@ -463,6 +463,19 @@ async def test_ended_transactions_are_found_by_nonce_and_by_block(lab: LedgerLab
     assert [tx.nonce for tx in state.in_flight] == [2]
 
 
+async def test_what_was_lost_before_it_had_bytes_is_among_the_ended_ones(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    term, (x, y, z) = await held(ledger, "x", "y", "z")
+    bare = change(x, partial(managed.allocated, nonce=0, attempt=None))
+    write = LaneWrite(term, (bare, take(y, 1), take(z, 2)), cursor_after=Cursor(3, 0))
+    assert await ledger.commit(write) == APPLIED
+    for tx in (x, y):
+        await apply(ledger, term, await stored(ledger, tx), partial(managed.lost, error="a stranger has it"))
+    ended = await ledger.load_finished(ALICE, from_nonce=0, limit=10)
+    assert [(tx.tx_id, tx.nonce, len(tx.attempts)) for tx in ended] == [(x.tx_id, 0, 0), (y.tx_id, 1, 1)]
+    assert [tx.nonce for tx in await ledger.load_finished(ALICE, from_nonce=1, limit=10)] == [1]
+
+
 async def test_an_ended_transaction_is_live_again_after_a_deep_reorg(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, (tx,) = await allocated(ledger, "x")

@@ -216,7 +216,7 @@ class FakeLedger:
         ended = [
             self._told(tx)._replace(resubmit_due_s=None, valid_until_s=None)
             for tx in self.database.of_signer(signer)
-            if tx.state in TERMINAL and tx.attempts and tx.held_nonce() >= from_nonce
+            if tx.state in TERMINAL and tx.nonce is not None and tx.nonce >= from_nonce
         ]
         return sorted(ended, key=ManagedTx.held_nonce)[:limit]
 

@@ -127,6 +127,9 @@ CREATE TABLE managed_tx (
 -- What a lane loads: the live rows of a signer, those with a nonce first by nonce, the queue by arrival.
 CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live;
 
+-- What ended with an error, which few do: among them is what was lost before it had bytes.
+CREATE INDEX managed_tx_ended_badly ON managed_tx (chain_id, signer, seq) WHERE NOT is_live AND error IS NOT NULL;
+
 -- What ended from a block on, after a fork. Rows come in about the order of their blocks: ranges suffice, and cost nothing.
 CREATE INDEX managed_tx_block ON managed_tx USING brin (block_number) WITH (pages_per_range = 32, autosummarize = on);
 

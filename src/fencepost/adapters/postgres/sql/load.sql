@@ -35,14 +35,24 @@ SELECT a.position, t.tx_id, t.seq, t.kind, t.payload, t.request_id, t.origin, t.
  ORDER BY a.position, t.seq
 
 -- name: load_finished
--- A signer's ended transactions with bytes from a nonce on, by nonce.
+-- A signer's ended transactions from a nonce on, by nonce. No index names nonces but that of the bytes; the few that were
+-- lost before they had any are among those that ended with an error.
+WITH ended AS (
+  SELECT a.tx_id
+    FROM tx_attempt a
+   WHERE a.chain_id = $1 AND a.signer = $2 AND a.nonce >= $3 AND a.attempt = 1
+   UNION ALL
+  SELECT e.tx_id
+    FROM managed_tx e
+   WHERE e.chain_id = $1 AND e.signer = $2 AND NOT e.is_live AND e.error IS NOT NULL
+     AND e.nonce >= $3 AND e.tx_hash IS NULL
+)
 SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS submitted_ago_s,
        NULL::float8 AS resubmit_in_s, NULL::float8 AS valid_for_s
-  FROM tx_attempt a
-  JOIN managed_tx t ON t.tx_id = a.tx_id
- WHERE a.chain_id = $1 AND a.signer = $2 AND a.nonce >= $3 AND a.attempt = 1
-   AND t.state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
- ORDER BY a.nonce
+  FROM ended
+  JOIN managed_tx t ON t.tx_id = ended.tx_id
+ WHERE t.state IN ('CONFIRMED', 'FAILED', 'CANCELLED')
+ ORDER BY t.nonce
  LIMIT $4
 
 -- name: load_attempts
