@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
+
+import pytest
 
 from fakes.bench import CHAIN_ID, Bench, BenchNode
 from fencepost.domain.ids import Address, Signer
@@ -21,11 +23,14 @@ SIGNERS = [Signer(CHAIN_ID, Address(f"0x{number:040x}")) for number in range(MAN
 
 class CountingLedger(FakeLedger):
     looks = 0
+    takes_s = 0.0
+    passes: Callable[[float], None]
 
     async def signers_with_work(
         self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
     ) -> Sequence[Signer]:
         self.looks += 1
+        self.passes(self.takes_s)
         return await super().signers_with_work(chain_ids, limit=limit, after=after)
 
 
@@ -43,6 +48,7 @@ class Ground:
     def __post_init__(self) -> None:
         node = self.bench.node().node
         self.ledger = CountingLedger(self.bench.database, node="node")
+        self.ledger.passes = self.bench.clock.advance
         self.lanes = node.lanes
         self.seeking = Seeking(
             ledger=self.ledger,
@@ -110,6 +116,16 @@ async def test_the_leases_of_others_are_looked_at_in_time_for_the_first_to_end_a
     ground.seeking.wake.clear()
     await asyncio.wait_for(ground.seeking.wake.wait(), timeout=10)
     assert ground.seeking.rest_s() == 0  # a look at everything, not at hints alone
+
+
+async def test_looks_that_take_long_are_rare_but_in_time_for_an_expiry() -> None:
+    ground = Ground()
+    for takes_s, rest_s in ((0.01, 1.0), (0.1, 2.0), (3.0, 5.0)):
+        ground.ledger.takes_s = takes_s
+        await ground.seeking.look()
+        ground.ledger.takes_s = 0.0
+        await ground.seeking.look()
+        assert ground.seeking.rest_s() == pytest.approx(rest_s)
 
 
 async def test_signers_whose_keys_are_elsewhere_hide_nobody() -> None:

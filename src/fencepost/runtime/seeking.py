@@ -21,6 +21,9 @@ MOST_ACQUIRED_AT_ONCE = 200
 # Signers whose keys only others hold are passed over, so many pages at a time.
 MOST_PAGES_A_LOOK = 10
 
+# A look may take one part of the time in so many.
+REST_PER_WORK = 20.0
+
 # A signer that another node turned out to hold is not tried again on a mere hint; its release is told, its end is seen.
 HELD_ELSEWHERE_S = 10.0
 MOST_HELD_ELSEWHERE = 20_000
@@ -51,8 +54,12 @@ class Seeking:
     _not_before_s: dict[Signer, float] = field(default_factory=dict)  # given up here for a while
     _held_elsewhere_s: dict[Signer, float] = field(default_factory=dict)  # until when hints are not for us
     _look_at_s: float = 0.0
+    _rest_s: float = field(init=False)  # between two looks, unless something says that there may be more
     _looked_up_to: Signer | None = None  # None: from the beginning
     _expiries_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rest_s = self.look_every_s
 
     # ---- what is told
 
@@ -144,7 +151,7 @@ class Seeking:
 
     async def _found(self, now_s: float) -> Sequence[Signer]:
         """Those whose keys are here. A look that stops before the end is gone on with by the next one."""
-        self._look_at_s = now_s + self.look_every_s
+        self._look_at_s = now_s + self._rest_s
         found: list[Signer] = []
         for _ in range(MOST_PAGES_A_LOOK):
             page = await self.ledger.signers_with_work(
@@ -154,7 +161,13 @@ class Seeking:
             self._looked_up_to = page[-1] if len(page) == MOST_ACQUIRED_AT_ONCE else None
             if self._looked_up_to is None or len(found) >= MOST_ACQUIRED_AT_ONCE:
                 break
+        self._rest_after(self.clock.now_s() - now_s)
         return found
+
+    def _rest_after(self, took_s: float) -> None:
+        """The more signers have work, the longer a look takes, and the rarer it is; but always in time for an expiry."""
+        most_s = max(self.look_every_s, 2 * self.expiries_every_s)
+        self._rest_s = min(most_s, max(self.look_every_s, took_s * REST_PER_WORK))
 
     async def _acquire(self, able: Sequence[Signer]) -> int:
         terms = await self.ledger.acquire(able)
@@ -203,6 +216,6 @@ class Seeking:
         if left_s is None:
             return
         free_in_s = max(0.0, left_s) + self.skew_allowance_s
-        self._expiries_at_s = min(self._expiries_at_s, now_s + free_in_s - self.look_every_s)
-        if free_in_s < self.look_every_s:
+        self._expiries_at_s = min(self._expiries_at_s, now_s + free_in_s - self._rest_s)
+        if free_in_s < self._rest_s:
             asyncio.get_running_loop().call_later(free_in_s + EXPIRY_MARGIN_S, self.look_soon)
