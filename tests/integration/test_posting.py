@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from fencepost.adapters.evm.posting import BodyTooLarge, ConnectionLost, Poster
 
+CERTIFICATE = Path(__file__).parent / "tls" / "certificate.pem"  # of 127.0.0.1, signed by itself
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 Say = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 
@@ -37,10 +40,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(say: Say) -> AsyncIterator[Server]:
+async def serving(say: Say, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server(say)
-    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
-        server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v3?key=1"
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls) as listening:
+        scheme = "https" if tls else "http"
+        server.url = f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v3?key=1"
         yield server
 
 
@@ -77,6 +81,7 @@ async def test_a_connection_is_kept_and_the_request_is_whole() -> None:
         assert b"host: " + server.url.split("/")[2].encode() in lines
         assert b"authorization: Basic bWU6cEBzcw==" in lines
         assert b"content-type: application/json" in lines
+        assert any(line.startswith(b"user-agent: fencepost/") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +217,17 @@ async def test_who_is_closed_while_somebody_waits_says_so() -> None:
         await poster.aclose()
         with pytest.raises(ConnectionLost):
             await waiting
+
+
+async def test_a_node_behind_tls_is_believed_by_its_certificate_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(CERTIFICATE, CERTIFICATE.with_name("key.pem"))
+    async with serving(saying(OK), tls=tls) as server:
+        async with posting(server.url) as stranger:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await stranger.post(b"[]")
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        async with posting(server.url) as friend:
+            assert await friend.post(b"[]") == (200, b"{}")
+            assert await friend.post(b"{}") == (200, b"{}")
+        assert (server.connections, len(server.requests)) == (1, 2)

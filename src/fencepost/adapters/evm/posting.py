@@ -16,6 +16,7 @@ import asyncio
 import socket
 import ssl
 from base64 import b64encode
+from importlib.metadata import version
 from typing import Final, cast
 
 import httptools
@@ -108,6 +109,7 @@ def _head(place: URL) -> bytes:
     lines = [
         f"POST {place.raw_path_qs} HTTP/1.1",
         f"host: {place.host_port_subcomponent}",
+        f"user-agent: fencepost/{version('fencepost')}",  # some gateways refuse whoever has no name
         "accept: application/json",
         "accept-encoding: identity",
         "content-type: application/json",
