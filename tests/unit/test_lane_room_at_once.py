@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.bench import CHAIN_ID, STRICT, Bench
+from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench
+from fencepost.application.track import AT_ONCE_PAUSES_S
 from fencepost.domain.send import SendResult
 from fencepost.domain.states import State
 from fencepost.domain.transaction import SignedTx
@@ -28,3 +29,39 @@ async def test_the_queue_goes_on_behind_what_ended_at_once(monkeypatch: pytest.M
     first, second = await bench.requests(2)
     await node.turn()
     assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.CONFIRMED)
+
+
+async def test_at_once_may_be_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    node = bench.node(replace(STRICT, required=0, fetch_receipt_upon_entry=True))
+    pauses_s: list[float] = []
+
+    async def a_block_meanwhile(seconds: float) -> None:
+        pauses_s.append(seconds)
+        bench.chain.mine()
+
+    monkeypatch.setattr(bench.clock, "sleep", a_block_meanwhile)
+    first, second = await bench.requests(2)
+    await node.turn()
+    assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.CONFIRMED)
+    assert pauses_s == [AT_ONCE_PAUSES_S[0]] * 2
+
+
+async def test_a_chain_that_takes_its_time_is_asked_once_a_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    node = bench.node(replace(QUICK, required=0, fetch_receipt_upon_entry=True))
+    pauses_s: list[float] = []
+
+    async def nothing_meanwhile(seconds: float) -> None:
+        pauses_s.append(seconds)
+
+    monkeypatch.setattr(bench.clock, "sleep", nothing_meanwhile)
+    tx_id = await bench.request()
+    await node.turn()
+    assert pauses_s == list(AT_ONCE_PAUSES_S)
+    await bench.request()
+    await node.turn()
+    assert pauses_s == list(AT_ONCE_PAUSES_S)
+    bench.chain.mine()
+    await node.turn()
+    assert bench.state(tx_id) is State.CONFIRMED

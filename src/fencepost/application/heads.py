@@ -50,7 +50,8 @@ class ChainWatch:
     _turn: asyncio.Lock = field(
         default_factory=asyncio.Lock
     )  # one reader of the chain at a time moves the view
-    _next_look: asyncio.Task[HeadChange] | None = None
+    _asked: int = 0  # looks that were asked for
+    _served: int = 0  # and how many of them the view is younger than
 
     @property
     def has_begun(self) -> bool:
@@ -68,14 +69,12 @@ class ChainWatch:
 
     async def look(self) -> None:
         """Bring the view to what the chain has from now on. Those who ask before a look begins share it."""
-        if self._next_look is None:
-            self._next_look = asyncio.create_task(self._look())
-        await asyncio.shield(self._next_look)
-
-    async def _look(self) -> HeadChange:
+        self._asked = mine = self._asked + 1
         async with self._turn:
-            self._next_look = None
-            return await self._refresh(None)
+            if self._served < mine:
+                asked = self._asked
+                await self._refresh(None)
+                self._served = asked
 
     async def _refresh(self, head: Header | None) -> HeadChange:
         if (

@@ -161,6 +161,7 @@ class Lane:
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
     forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
+    mines_at_once: bool = True  # the chain, as far as the last look right after a send showed
     _held: dict[UUID, _Held] = field(default_factory=dict)
 
     @property

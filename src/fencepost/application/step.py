@@ -13,7 +13,7 @@ from fencepost.application.track import look_at_once, stale_after_s, track
 from fencepost.errors import Fenced, FencepostError
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
-MOST_BATCHES = 8
+MOST_BATCHES = 32
 
 
 async def step(lane: Lane) -> float | None:

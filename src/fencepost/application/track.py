@@ -26,6 +26,9 @@ SUSPICIONS_BEFORE_PROTECT = 3
 # Looks that follow one another faster than this tell nothing new, and count as one.
 SUSPICION_APART_S = 2.0
 
+# How long to wait between looks for what was sent just now, where blocks come with transactions.
+AT_ONCE_PAUSES_S = (0.0005, 0.001, 0.002, 0.004, 0.008)
+
 
 async def track(lane: Lane) -> int:
     """How many transactions moved."""
@@ -59,13 +62,25 @@ def _due_for_look_up(lane: Lane) -> list[ManagedTx]:
     return [tx for tx in unmined if any(attempt.signed.hash in lane.seen for attempt in tx.attempts)]
 
 
-async def look_at_once(lane: Lane) -> int:
-    """After a send, for a chain that mines at once: head and receipts, in the time of one question."""
+async def look_at_once(lane: Lane) -> None:
+    """After a send, for a chain that mines at once: head and receipts, in the time of one question.
+
+    At once may be a moment later. Where that was in vain, one question is enough after the next sends.
+    """
     unmined = [tx for tx in lane.unmined if tx.attempts]
-    if not unmined:
-        return 0
-    found, _ = await asyncio.gather(_receipts(lane, unmined), lane.watch.look())
-    return await _record(lane, unmined, found)
+    pauses_s = iter(AT_ONCE_PAUSES_S if lane.mines_at_once else ())
+    while unmined:
+        found, _ = await asyncio.gather(_receipts(lane, unmined), lane.watch.look())
+        lane.mines_at_once = all(_is_in_view(lane, tx, found) for tx in unmined)
+        if lane.mines_at_once or (pause_s := next(pauses_s, None)) is None:
+            await _record(lane, unmined, found)
+            return
+        await lane.clock.sleep(pause_s)
+
+
+def _is_in_view(lane: Lane, tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> bool:
+    receipt = _receipt_of(tx, found)
+    return receipt is not None and receipt.block.number <= lane.watch.view.head
 
 
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
