@@ -73,6 +73,12 @@ async def worker_anvil(anvil_binary: Path) -> AsyncIterator[TestChain]:
 @pytest_asyncio.fixture
 async def anvil(worker_anvil: TestChain) -> AsyncIterator[TestChain]:
     snapshot = await worker_anvil.call("evm_snapshot")
+    head = await worker_anvil.call("eth_blockNumber")
     yield worker_anvil
+    await worker_anvil.call(
+        "anvil_dropAllTransactions"
+    )  # else they are mined as soon as it mines at once again
     await worker_anvil.call("evm_setAutomine", True)
     assert await worker_anvil.call("evm_revert", snapshot)
+    await worker_anvil.call("anvil_dropAllTransactions")
+    assert await worker_anvil.call("eth_blockNumber") == head
