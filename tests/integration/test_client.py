@@ -18,6 +18,7 @@ from fencepost.application.api_keys import Scope, mint
 from fencepost.client import TxOut, errors
 from fix_anvil import TestChain
 from fix_client import Caller, caller_of, line_to, node_at, run_fencepost
+from fix_core import eventually
 
 KINDS = ["blocking", "awaited"]
 SOMEBODY = "0x" + "5e" * 20
@@ -60,9 +61,13 @@ async def test_a_transaction_goes_its_whole_way_and_is_found_by_all_its_names(
     told: TxOut = await call("get", tx.tx_id, include=["attempts", "history", "receipt"])
     assert isinstance(told.attempts, list)
     assert [one.hash for one in told.attempts] == [tx.hash]
-    async with asyncio.timeout(60):  # it is told when nothing older can follow, of anybody on the server
-        while not (ended := await call("completions")).items:
-            await asyncio.sleep(0.05)
+
+    async def is_told() -> bool:
+        """When nothing older can follow, of anybody on the server."""
+        return bool((await call("completions")).items)
+
+    await eventually(is_told)
+    ended = await call("completions")
     assert [one.tx_id for one in ended.items] == [tx.tx_id]
     assert (await call("completions", ended.next)).items == []
 
