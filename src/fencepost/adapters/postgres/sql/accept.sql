@@ -6,6 +6,7 @@
 -- order wait for each other one way only.
 -- `waits`: whether others of the signer were queued before. Its own rows are not visible to the statement, and whatever was
 -- acknowledged before it began is. Not EXISTS: that may be planned as a hash of all that there is, read for every statement.
+-- From the newest on: what is queued mostly came after what is in flight.
 WITH asked AS MATERIALIZED (
   SELECT nextval('managed_tx_seq_seq') AS seq, a.*
     FROM unnest($1::text::uuid[], $2::text::bigint[], $3::text::text[], $4::text::text[], $5::text::text[],
@@ -16,7 +17,8 @@ WITH asked AS MATERIALIZED (
          (SELECT c.state FROM signer_nonce_cursor c WHERE c.chain_id = a.chain_id AND c.signer = a.signer)
          IS NOT DISTINCT FROM 'PROTECT' AS is_protected,
          (SELECT true FROM managed_tx q
-           WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED' LIMIT 1)
+           WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED'
+           ORDER BY q.seq DESC LIMIT 1)
          IS NOT NULL AS waits
     FROM (SELECT DISTINCT chain_id, signer FROM asked) a
     LEFT JOIN signer_use u ON u.chain_id = a.chain_id AND u.signer = a.signer
