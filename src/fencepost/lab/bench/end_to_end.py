@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TypeVar
 
 from fencepost.adapters.evm.rpc import JsonRpc
@@ -28,8 +29,18 @@ _AT_ONCE = 4
 
 
 async def end_to_end(stage: Stage) -> list[Figure]:
+    """Medians of three runs of each, in turn."""
     count = stage.count(10_000, 2_000)
-    blasted_s = await _blasted_s(stage, count)
+    blasted_s, ours_s = [], []
+    for _ in range(stage.count(3, 1)):
+        blasted_s.append(await _blasted_s(stage, count))
+        ours_s.append(await _ours_s(stage, count))
+    rate, blasted = count / median(ours_s), count / median(blasted_s)
+    return [Figure("end to end on Anvil", rate, "tx/s", 0.85, True, "blasted, tx/s", blasted)]
+
+
+async def _ours_s(stage: Stage, count: int) -> float:
+    """Seconds from the first request to the last end."""
     signers = Signers.fresh(SIGNERS)
     async with stage.anvil(block_time_s=BLOCK_TIME_S) as chain, stage.database() as dsn:
         await fund(chain.rpc_url, signers)
@@ -38,11 +49,9 @@ async def end_to_end(stage: Stage) -> list[Figure]:
             began_s = time.perf_counter()
             await pour(node.url, requests, 4, 200)
             await until_ended(dsn, within_s=180)
-            ours_s = time.perf_counter() - began_s
+            seconds = time.perf_counter() - began_s
             await require_confirmed(dsn, count)
-    return [
-        Figure("end to end on Anvil", count / ours_s, "tx/s", 0.85, True, "blasted, tx/s", count / blasted_s),
-    ]
+    return seconds
 
 
 async def fund(rpc_url: str, signers: Signers) -> None:
