@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID, uuid4
 
 import pytest
@@ -47,13 +47,12 @@ class _Place:
         self.bench = Bench()
         self.ledger = _Ledger(self.bench.database)
         self.at: BenchNode = self.bench.node(policy, ledger=self.ledger)
-        self.own = Accept(
-            self.ledger,
-            self.bench.keys,
-            frozenset({CHAIN_ID}),
-            hint=lambda _: None,
-            requested=self.at.node.requested,
-        )
+        self.own = self.door(self.at.node.requested)
+
+    def door(self, requested: Callable[[Signer, Sequence[ManagedTx]], object]) -> Accept:
+        """One that tells of requests in this way."""
+        chains = frozenset({CHAIN_ID})
+        return Accept(self.ledger, self.bench.keys, chains, hint=lambda _: None, requested=requested)
 
     async def begin(self) -> None:
         await self.bench.request()
@@ -126,13 +125,7 @@ async def test_a_request_that_arrives_while_the_queue_is_read_is_taken_once(plac
 
 async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _Place) -> None:
     told: list[Sequence[ManagedTx]] = []
-    own = Accept(
-        place.ledger,
-        place.bench.keys,
-        frozenset({CHAIN_ID}),
-        hint=lambda _: None,
-        requested=lambda _, arrived: told.append(arrived),
-    )
+    own = place.door(lambda _, arrived: told.append(arrived))
     one = await own.create(Request(place.bench.signer, transfer()))
     (first,) = told.pop()
     two = first._replace(tx_id=uuid4(), seq=first.seq + 1)  # neither saw the other
@@ -146,13 +139,7 @@ async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _P
 
 async def test_told_late_of_a_request_that_has_ended_the_lane_reads_again(place: _Place) -> None:
     told: list[Sequence[ManagedTx]] = []
-    own = Accept(
-        place.ledger,
-        place.bench.keys,
-        frozenset({CHAIN_ID}),
-        hint=lambda _: None,
-        requested=lambda _, arrived: told.append(arrived),
-    )
+    own = place.door(lambda _, arrived: told.append(arrived))
     tx_id = (await own.create(Request(place.bench.signer, transfer()))).tx_id
     await place.at.turn()  # it was read
     place.bench.chain.mine(2)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench
+from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import StateMoved
 from fencepost.application.ports import Header, LaneWrite, Written
 from fencepost.domain import managed
@@ -89,9 +89,39 @@ async def test_a_lane_that_is_let_go_writes_it_first(bench: Bench) -> None:
     node = bench.node(LATE)
     tx_id = await bench.request()
     await node.turn()
-    await node.lane.write_held()
+    await _let_go(node)
     assert bench.state(tx_id) is State.SUBMITTED
-    assert node.lane.write_by_s is None
+
+
+async def test_a_lane_that_can_not_write_it_goes_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = bench.node(LATE)
+    tx_id = await bench.request()
+    await node.turn()
+
+    async def silent(*_: object) -> Written:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(node.lane.ledger, "commit", silent)
+    await _let_go(node)
+    assert bench.state(tx_id) is State.ALLOCATED
+
+
+async def _let_go(node: BenchNode) -> None:
+    """As when another node should have the signer: the workers see to it."""
+    lanes, signer = node.node.lanes, node.bench.signer
+    lanes.retire(signer)
+    assert signer in lanes  # it has something to write
+    working = asyncio.create_task(lanes.run())
+    try:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert signer not in lanes
+    finally:
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
 
 
 async def test_an_alarm_comes_after_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

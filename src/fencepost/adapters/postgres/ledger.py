@@ -108,7 +108,7 @@ class PostgresLedger:
     # ---- leases
 
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
-        chains, addresses = _signer_arrays(signers)
+        chains, addresses = rows.signer_arrays(signers)
         began_s = self._clock.now_s()
         async with self._moving.acquire() as connection, connection.transaction():
             await connection.execute(sql("lease_insert_missing"), chains, addresses)
@@ -123,7 +123,7 @@ class PostgresLedger:
             )
             terms = [self._term(row, began_s) for row in taken]
             if terms:
-                chains, addresses = _signer_arrays([term.signer for term in terms])
+                chains, addresses = rows.signer_arrays([term.signer for term in terms])
                 await connection.execute(sql("lease_record_terms"), chains, addresses, self._incarnation)
         return terms
 
@@ -139,7 +139,7 @@ class PostgresLedger:
 
     def _term(self, row: rows.Row, began_s: float) -> Term:
         return Term(
-            signer=_signer(row),
+            signer=rows.signer_of(row),
             token=row["fencing_token"],
             renewed_at_s=began_s,
             duration_s=self._lease_duration_s,
@@ -151,11 +151,11 @@ class PostgresLedger:
         found = await self._moving.fetch(
             sql("signers_with_work"), list(chain_ids), self._skew_allowance_s, limit, *(after or _BEFORE_ALL)
         )
-        return [_signer(row) for row in found]
+        return [rows.signer_of(row) for row in found]
 
     async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
         return [
-            _signer(row)
+            rows.signer_of(row)
             for row in await self._pool.fetch(sql("signers_finished_since"), chain_id, block_number)
         ]
 
@@ -215,14 +215,6 @@ class PostgresLedger:
             Written(lease_ok=lane in standing, applied=standing.get(lane, False))
             for lane in range(1, len(writes) + 1)
         ]
-
-
-def _signer(row: rows.Row) -> Signer:
-    return Signer(row["chain_id"], Address(row["signer"]))
-
-
-def _signer_arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:
-    return [signer.chain_id for signer in signers], [signer.address for signer in signers]
 
 
 def _term_arrays(terms: Sequence[Term]) -> tuple[list[int], list[str], list[int]]:

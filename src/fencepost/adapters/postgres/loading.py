@@ -17,7 +17,7 @@ from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import Clock, Command, Cursor, LaneState
-from fencepost.domain.ids import Address, Signer
+from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import CursorState
 
@@ -62,8 +62,8 @@ class Loading:
         return [rows.managed_tx(row, attempts.get(row["tx_id"], ()), now_s=now_s) for row in found]
 
     async def _load_lanes(self, wanted: Sequence[_Wanted]) -> Sequence[LaneState]:
-        signers = _arrays([lane.signer for lane in wanted])
-        cursors = {_signer(row): row for row in await self._pool.fetch(sql("load_cursors"), *signers)}
+        signers = rows.signer_arrays([lane.signer for lane in wanted])
+        cursors = {rows.signer_of(row): row for row in await self._pool.fetch(sql("load_cursors"), *signers)}
         in_flight = defaultdict(list)
         for tx in await self.with_attempts(await self._pool.fetch(sql("load_in_flight"), *signers)):
             in_flight[tx.signer].append(tx)
@@ -79,7 +79,7 @@ class Loading:
         ]
 
     async def _load_queues(self, wanted: Sequence[_Wanted]) -> Sequence[Sequence[ManagedTx]]:
-        signers = _arrays([lane.signer for lane in wanted])
+        signers = rows.signer_arrays([lane.signer for lane in wanted])
         limits = [lane.queue_limit for lane in wanted]
         found = await self._pool.fetch(sql("load_queues"), *signers, limits)
         now_s = self._clock.now_s()
@@ -90,7 +90,7 @@ class Loading:
 
     async def _load_commands(self, signers: Sequence[Signer]) -> Sequence[Sequence[Command]]:
         commands: list[list[Command]] = [[] for _ in signers]
-        for row in await self._pool.fetch(sql("load_commands"), *_arrays(signers)):
+        for row in await self._pool.fetch(sql("load_commands"), *rows.signer_arrays(signers)):
             commands[row["position"] - 1].append(
                 Command(
                     id=row["id"],
@@ -102,14 +102,6 @@ class Loading:
                 )
             )
         return commands
-
-
-def _arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:
-    return [signer.chain_id for signer in signers], [signer.address for signer in signers]
-
-
-def _signer(row: rows.Row) -> Signer:
-    return Signer(row["chain_id"], Address(row["signer"]))
 
 
 def _cursor(row: rows.Row) -> Cursor:

@@ -12,7 +12,7 @@ import msgspec
 
 from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.adapters.postgres.rows import Row, decode_receipt
+from fencepost.adapters.postgres.rows import Row, decode_receipt, signer_of
 from fencepost.application.history import JournalRow
 from fencepost.application.read import (
     MOST_A_PAGE,
@@ -159,7 +159,7 @@ class PostgresReader(Reader):
             return None
         return CommandView(
             id=row["id"],
-            signer=_signer(row),
+            signer=signer_of(row),
             tx_id=row["tx_id"],
             command=row["command"],
             asked_by=row["asked_by"],
@@ -180,10 +180,6 @@ def _listed(values: Sequence[str] | None) -> list[str] | None:
     return None if values is None else [str(value) for value in values]
 
 
-def _signer(row: Row) -> Signer:
-    return Signer(row["chain_id"], Address(row["signer"]))
-
-
 def _tx_view(row: Row) -> TxView:
     block = None
     if row["block_hash"] is not None:
@@ -191,7 +187,7 @@ def _tx_view(row: Row) -> TxView:
     return TxView(
         tx_id=row["tx_id"],
         seq=row["seq"],
-        signer=_signer(row),
+        signer=signer_of(row),
         request_id=row["request_id"],
         kind=Kind(row["kind"]),
         state=State(row["state"]),
@@ -238,7 +234,7 @@ def _completion(row: Row) -> Completion:
         event=row["event"],
         state=State(row["state"]),
         tx_id=row["tx_id"],
-        signer=_signer(row),
+        signer=signer_of(row),
         request_id=row["request_id"],
         nonce=row["nonce"],
         tx_hash=TxHash(row["tx_hash"]) if row["tx_hash"] else None,
@@ -258,7 +254,7 @@ def _signer_view(row: Row) -> SignerView:
             held_until=row["held_until"],
         )
     return SignerView(
-        signer=_signer(row),
+        signer=signer_of(row),
         state=CursorState(row["state"] or CursorState.ACTIVE),
         reason=row["reason"],
         next_nonce=row["next_nonce"],

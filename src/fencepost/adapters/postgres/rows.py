@@ -24,6 +24,14 @@ Row = asyncpg.Record
 _BLOOM, _NO_LOGS, _NO_LOGS_STORED = "logsBloom", "0x" + "0" * 512, "0x"
 
 
+def signer_of(row: Row) -> Signer:
+    return Signer(row["chain_id"], Address(row["signer"]))
+
+
+def signer_arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:
+    return [signer.chain_id for signer in signers], [signer.address for signer in signers]
+
+
 def attempts_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Attempt]]:
     found: dict[UUID, list[Attempt]] = defaultdict(list)
     for row in rows:
@@ -48,7 +56,7 @@ def _attempt(row: Row) -> Attempt:
 def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> ManagedTx:
     return ManagedTx(
         tx_id=row["tx_id"],
-        signer=Signer(row["chain_id"], Address(row["signer"])),
+        signer=signer_of(row),
         seq=row["seq"],
         kind=Kind(row["kind"]),
         intent=from_payload(row["payload"]),
