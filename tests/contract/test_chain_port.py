@@ -169,6 +169,8 @@ async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
     assert receipt.succeeded
     assert receipt.gas_used == 21_000
     assert receipt.raw["transactionHash"] == tx.hash
+    at_once, seen = await lab.chain.receipts_and_head([UNKNOWN_HASH, tx.hash])
+    assert (list(at_once), seen) == ([None, receipt], head)
     assert list(await lab.chain.knows([tx.hash])) == [True]
     assert await lab.chain.revert_reason(UNKNOWN_HASH) is None
     assert await lab.chain.revert_reason(tx.hash) is None
@@ -177,6 +179,7 @@ async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
 async def test_nothing_asked_is_nothing_answered(lab: Lab) -> None:
     assert list(await lab.chain.send([])) == []
     assert list(await lab.chain.receipts([])) == []
+    assert await lab.chain.receipts_and_head([]) == ([], await lab.chain.head())
     assert list(await lab.chain.knows([])) == []
 
 

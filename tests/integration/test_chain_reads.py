@@ -281,6 +281,46 @@ async def test_an_odd_receipt_fails_only_those_who_asked_for_it(node: Node, open
     assert len(node.bodies) == 1
 
 
+async def test_receipts_and_head_are_one_request_for_all_who_ask_and_tell_the_block_too(
+    node: Node, opened: Opened
+) -> None:
+    node.methods["eth_getTransactionReceipt"] = lambda tx_hash: (
+        None if tx_hash == tx(2).hash else "odd" if tx_hash == tx(3).hash else receipt(tx_hash)
+    )
+    node.methods["eth_getBlockByNumber"] = block(5, tx(1).hash)
+    chain = opened.chain(node)
+    mined, waiting, odd = await asyncio.gather(
+        *(chain.receipts_and_head([tx(number).hash]) for number in (1, 2, 3)), return_exceptions=True
+    )
+    assert not isinstance(mined, BaseException)
+    assert not isinstance(waiting, BaseException)
+    assert isinstance(odd, RpcUnavailable)
+    assert [found and found.tx_hash for found in (*mined[0], *waiting[0])] == [tx(1).hash, None]
+    assert (found := await chain.block(5)) is not None
+    assert found.header == mined[1] == waiting[1]
+    assert len(node.bodies) == 1
+
+
+async def test_a_receipt_that_one_node_has_comes_with_the_best_ones_head(
+    nodes: list[Node], opened: Opened
+) -> None:
+    for node, number in zip(nodes, (5, 6, 4), strict=True):
+        node.methods["eth_getBlockByNumber"] = block(number)
+        node.methods["eth_getTransactionReceipt"] = None
+    nodes[0].methods["eth_getTransactionReceipt"] = receipt
+    nodes[2].respond = status(500)
+    (found,), head = await opened.chain(*nodes).receipts_and_head([tx(1).hash])
+    assert found is not None
+    assert (found.block.number, head.number) == (5, 6)
+
+
+async def test_receipts_without_a_head_are_no_answer(node: Node, opened: Opened) -> None:
+    node.methods["eth_getTransactionReceipt"] = receipt
+    node.methods["eth_getBlockByNumber"] = None
+    with pytest.raises(RpcRefused):
+        await opened.chain(node).receipts_and_head([tx(1).hash])
+
+
 async def test_sends_of_several_callers_travel_together_and_each_has_its_own_results(
     node: Node, opened: Opened
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench, BenchNode
 from fencepost.application.lane import StateMoved
-from fencepost.application.ports import Header, LaneWrite, Written
+from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain import managed
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import State
@@ -189,31 +189,13 @@ async def test_a_silent_node_does_not_keep_back_an_end(bench: Bench, monkeypatch
     assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.QUEUED)
 
 
-async def test_looks_at_the_head_are_shared_and_move_the_view_for_all(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_moves_the_view_the_lanes_hear_of_it(bench: Bench) -> None:
     node = bench.node(LATE)
     await bench.request()
     await node.turn()
     bench.chain.mine()
-    watch = node.node.watches[CHAIN_ID]
-    asked = 0
-    honest = bench.chain.head
-
-    async def counted() -> Header:
-        nonlocal asked
-        asked += 1
-        await asyncio.sleep(0)
-        return await honest()
-
-    monkeypatch.setattr(bench.chain, "head", counted)
-    await asyncio.gather(*(watch.look() for _ in range(5)))
-    assert asked == 1 + 1  # the first one's, and one for all who asked while it was under way
-    await watch.look()
-    assert asked == 1 + 1 + 1
-    assert node.lane.seen == {
-        tx.hash for tx in bench.chain.sent
-    }  # whoever moves the view, the lanes hear of it
+    await node.node.watches[CHAIN_ID].refresh()
+    assert node.lane.seen == {tx.hash for tx in bench.chain.sent}
 
 
 async def test_a_head_older_than_the_view_is_no_fork(bench: Bench) -> None:
@@ -223,7 +205,7 @@ async def test_a_head_older_than_the_view_is_no_fork(bench: Bench) -> None:
     older = await bench.chain.head()
     bench.chain.mine()
     watch = node.node.watches[CHAIN_ID]
-    await watch.look()
+    await watch.refresh()
     change = await watch.refresh(older)
     assert change.forked_at is None
     assert watch.view.head == older.number + 1

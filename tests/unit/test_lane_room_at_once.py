@@ -17,15 +17,7 @@ from fencepost.domain.transaction import SignedTx
 async def test_the_queue_goes_on_behind_what_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     node = bench.node(replace(STRICT, required=0, fetch_receipt_upon_entry=True))
-    honest = bench.chain.send
-
-    async def mined_at_once(txs: Sequence[SignedTx]) -> Sequence[SendResult]:
-        results = await honest(txs)
-        bench.chain.mine()
-        await node.node.heads_once(CHAIN_ID)
-        return results
-
-    monkeypatch.setattr(bench.chain, "send", mined_at_once)
+    _mine_with_every_send(bench, monkeypatch)
     first, second = await bench.requests(2)
     await node.turn()
     assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.CONFIRMED)
@@ -65,3 +57,55 @@ async def test_a_chain_that_takes_its_time_is_asked_once_a_send(monkeypatch: pyt
     bench.chain.mine()
     await node.turn()
     assert bench.state(tx_id) is State.CONFIRMED
+
+
+async def test_who_looks_at_once_tells_nobody_else_to_look_unless_it_was_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    node = bench.node(replace(STRICT, required=0, fetch_receipt_upon_entry=True))
+    block_expected = node.node.watches[CHAIN_ID].block_expected
+    with monkeypatch.context() as at_once:
+        _mine_with_every_send(bench, at_once)
+        await bench.request()
+        await node.turn()
+    assert not block_expected.is_set()
+    node.lane.mines_at_once = False
+    tx_id = await bench.request()
+    await node.turn()
+    assert bench.state(tx_id) is State.SUBMITTED
+    assert block_expected.is_set()
+
+
+async def test_a_fork_at_the_heads_height_is_seen_by_the_look_that_meets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    node = bench.node(replace(STRICT, required=0, fetch_receipt_upon_entry=True))
+    bench.chain.mine()
+    await node.node.heads_once(CHAIN_ID)
+    height = bench.chain.height
+    honest = bench.chain.send
+
+    async def forks(txs: Sequence[SignedTx]) -> Sequence[SendResult]:
+        results = await honest(txs)
+        bench.chain.reorg(1, keep=[tx.hash for tx in txs])
+        bench.chain._blocks.pop()  # the last one has not come here yet
+        return results
+
+    monkeypatch.setattr(bench.chain, "send", forks)
+    tx_id = await bench.request()
+    await node.turn()
+    assert bench.chain.height == height
+    assert bench.state(tx_id) is State.CONFIRMED
+
+
+def _mine_with_every_send(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = bench.chain.send
+
+    async def mined_at_once(txs: Sequence[SignedTx]) -> Sequence[SendResult]:
+        results = await honest(txs)
+        bench.chain.mine()
+        return results
+
+    monkeypatch.setattr(bench.chain, "send", mined_at_once)

@@ -50,8 +50,6 @@ class ChainWatch:
     _turn: asyncio.Lock = field(
         default_factory=asyncio.Lock
     )  # one reader of the chain at a time moves the view
-    _asked: int = 0  # looks that were asked for
-    _served: int = 0  # and how many of them the view is younger than
 
     @property
     def has_begun(self) -> bool:
@@ -66,15 +64,6 @@ class ChainWatch:
         """Bring the view to the head given, or to the one the chain has now."""
         async with self._turn:
             return await self._refresh(head)
-
-    async def look(self) -> None:
-        """Bring the view to what the chain has from now on. Those who ask before a look begins share it."""
-        self._asked = mine = self._asked + 1
-        async with self._turn:
-            if self._served < mine:
-                asked = self._asked
-                await self._refresh(None)
-                self._served = asked
 
     async def _refresh(self, head: Header | None) -> HeadChange:
         if (

@@ -55,6 +55,10 @@ class Chain(Protocol):
 
     async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]: ...
 
+    async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
+        """Both in the time of one question. None is no more than "not seen"; a receipt's block may be above the head."""
+        ...
+
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         """Whether the node has the transaction at all, pending or mined."""
         ...

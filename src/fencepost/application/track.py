@@ -7,7 +7,6 @@ that block lies deep enough in it. A block that leaves the view takes its receip
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -70,12 +69,17 @@ async def look_at_once(lane: Lane) -> None:
     unmined = [tx for tx in lane.unmined if tx.attempts]
     pauses_s = iter(AT_ONCE_PAUSES_S if lane.mines_at_once else ())
     while unmined:
-        found, _ = await asyncio.gather(_receipts(lane, unmined), lane.watch.look())
+        receipts, head = await lane.chain.receipts_and_head(_hashes(unmined))
+        if lane.watch.view.hashes.get(head.number) != head.hash:  # else the view shows as much, or more
+            await lane.watch.refresh(head)
+        found = _found(lane, receipts)
         lane.mines_at_once = all(_is_in_view(lane, tx, found) for tx in unmined)
         if lane.mines_at_once or (pause_s := next(pauses_s, None)) is None:
             await _record(lane, unmined, found)
-            return
+            break
         await lane.clock.sleep(pause_s)
+    if not lane.mines_at_once:
+        lane.watch.block_expected.set()
 
 
 def _is_in_view(lane: Lane, tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> bool:
@@ -85,16 +89,19 @@ def _is_in_view(lane: Lane, tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> b
 
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
     """Fetch the receipts of all attempts; record those whose block stands in the view."""
-    found = await _receipts(lane, txs)
+    found = _found(lane, await lane.chain.receipts(_hashes(txs)))
     recorded = await _record(lane, txs, found)
     await _judge_missing(lane, [tx for tx in txs if _receipt_of(tx, found) is None])
     return recorded
 
 
-async def _receipts(lane: Lane, txs: Sequence[ManagedTx]) -> dict[TxHash, Receipt]:
-    hashes = [attempt.signed.hash for tx in txs for attempt in tx.attempts]
-    found = {receipt.tx_hash: receipt for receipt in await lane.chain.receipts(hashes) if receipt is not None}
-    lane.observer.note("receipts", signer=lane.signer, asked=len(hashes), found=len(found))
+def _hashes(txs: Sequence[ManagedTx]) -> list[TxHash]:
+    return [attempt.signed.hash for tx in txs for attempt in tx.attempts]
+
+
+def _found(lane: Lane, receipts: Sequence[Receipt | None]) -> dict[TxHash, Receipt]:
+    found = {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
+    lane.observer.note("receipts", signer=lane.signer, asked=len(receipts), found=len(found))
     return found
 
 

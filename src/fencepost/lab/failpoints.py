@@ -53,6 +53,7 @@ PORTS: dict[str, tuple[type, tuple[str, ...]]] = {
             "nonce",
             "balance_wei",
             "receipts",
+            "receipts_and_head",
             "knows",
             "head",
             "block",

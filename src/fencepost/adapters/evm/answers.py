@@ -53,12 +53,13 @@ def header(value: object) -> Header:
     )
 
 
-def block(value: object) -> Block:
+def block(value: object, header: Header) -> Block:
+    """`header` is what the same answer says of itself."""
     hashes = _object(value, of="block").get("transactions")
     if not isinstance(hashes, list):
         raise RpcUnavailable("malformed answer: the block lists no transactions")
     return Block(
-        header=header(value),
+        header=header,
         tx_hashes=tuple(TxHash(hash_text(item, of="transaction hash")) for item in hashes),
     )
 

@@ -15,8 +15,8 @@ Contract, beyond the port's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from fencepost.adapters.evm import answers
 from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, typical
@@ -56,6 +56,11 @@ _READS: Final = (
 _ABOUT_THE_NODE: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
 
 
+class _Head(NamedTuple):
+    header: Header
+    said: object  # the node's answer, which tells its block as well
+
+
 class EvmChain(Chain):
     """`patterns` are the operator's own rows for `node_errors.classify`."""
 
@@ -70,12 +75,12 @@ class EvmChain(Chain):
         self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
         self._patterns = tuple(patterns)
         self._clock = clock
-        self._newest: tuple[float, int, object] | None = (
-            None  # when it was seen, its number, and the head's block
-        )
+        self._newest: tuple[float, _Head] | None = None  # and when it was seen
         self._quotes = Quotes(lambda: self._endpoints.read(quote), clock)
         self._sending = Together(self._send, most=BATCH_MAX, parallel=_PARALLEL)
         self._looking_up = Together(self._receipts, most=BATCH_MAX, parallel=_PARALLEL)
+        # The head is asked for in the same request.
+        self._looking = Together(self._receipts_and_head, most=BATCH_MAX - 1, parallel=_PARALLEL)
 
     @property
     def chain_id(self) -> int:
@@ -87,6 +92,7 @@ class EvmChain(Chain):
         await self._quotes.aclose()
         await self._sending.aclose()
         await self._looking_up.aclose()
+        await self._looking.aclose()
         for endpoint in self._endpoints.all:
             await endpoint.rpc.close()
 
@@ -178,12 +184,7 @@ class EvmChain(Chain):
         """A receipt one node lacks is asked of all. None means that each of them was reached and has none."""
         if not hashes:
             return []
-        receipts: list[Receipt | None] = []
-        for found in await self._looking_up.ask(hashes):
-            if isinstance(found, RpcError):
-                raise found
-            receipts.append(found)
-        return receipts
+        return _usable(await self._looking_up.ask(hashes))
 
     async def _receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | RpcError | None]:
         found = await self._endpoints.read(lambda endpoint: _receipts(endpoint, hashes))
@@ -205,6 +206,28 @@ class EvmChain(Chain):
             for tx_hash, receipt in zip(hashes, found, strict=True)
         ]
 
+    async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
+        """One request to every healthy endpoint: a receipt that any of them has counts, and the best one's head."""
+        if not hashes:
+            return [], await self.head()
+        seen = await self._looking.ask(hashes)
+        return _usable([found for found, _ in seen]), seen[0][1]
+
+    async def _receipts_and_head(
+        self, hashes: Sequence[TxHash]
+    ) -> Sequence[tuple[Receipt | RpcError | None, Header]]:
+        calls = [*_receipt_calls(hashes), _head_call("latest")]
+
+        async def ask(endpoint: Endpoint) -> tuple[list[Receipt | RpcError | None], _Head]:
+            *said, newest = await endpoint.rpc.batch(calls)
+            head = _head(newest, "latest")
+            return [_receipt(endpoint, *pair) for pair in zip(hashes, said, strict=True)], head
+
+        answered = answers_of(await self._endpoints.ask_all(ask))
+        head = self._best_head({endpoint: head for endpoint, (_, head) in answered})
+        everywhere = zip(*(found for _, (found, _) in answered), strict=True)
+        return [(_first_of(found), head) for found in everywhere]
+
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         if not hashes:
             return []
@@ -217,31 +240,32 @@ class EvmChain(Chain):
         return [any(known) for known in zip(*everywhere, strict=True)]
 
     async def head(self, tag: BlockTag = "latest") -> Header:
-        async def ask(endpoint: Endpoint) -> tuple[Header, object]:
-            said = await endpoint.rpc.call("eth_getBlockByNumber", [tag, False])
-            if said is None:
-                raise RpcRefused(f"the node has no {tag} block yet")
-            return answers.header(said), said
+        async def ask(endpoint: Endpoint) -> _Head:
+            return _head(await endpoint.rpc.call(*_head_call(tag)), tag)
 
         if tag != "latest":
-            return (await self._endpoints.read(ask))[0]
+            return (await self._endpoints.read(ask)).header
         # All are asked, because this is where their order comes from.
-        heads = dict(answers_of(await self._endpoints.ask_all(ask)))
-        for endpoint, (header, _) in heads.items():
-            endpoint.head = header.number
-        header, said = heads[self._endpoints.best_first(list(heads))[0]]
-        self._newest = (self._clock(), header.number, said)
-        return header
+        return self._best_head(dict(answers_of(await self._endpoints.ask_all(ask))))
+
+    def _best_head(self, heads: Mapping[Endpoint, _Head]) -> Header:
+        for endpoint, head in heads.items():
+            endpoint.head = head.header.number
+        best = heads[self._endpoints.best_first(list(heads))[0]]
+        self._newest = (self._clock(), best)
+        return best.header
 
     async def block(self, number: int) -> Block | None:
         """The block that `head` has just seen isn't asked for again: who sees a new head wants its block next."""
         newest, self._newest = self._newest, None
-        if newest is not None and newest[1] == number and self._clock() - newest[0] < _HEAD_SERVES_S:
-            return answers.block(newest[2])
+        if newest is not None:
+            seen_s, head = newest
+            if head.header.number == number and self._clock() - seen_s < _HEAD_SERVES_S:
+                return answers.block(head.said, head.header)
 
         async def ask(endpoint: Endpoint) -> Block | None:
             said = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), False])
-            return None if said is None else answers.block(said)
+            return None if said is None else answers.block(said, answers.header(said))
 
         return await self._endpoints.read(ask)
 
@@ -297,10 +321,26 @@ class EvmChain(Chain):
         )
 
 
+def _head_call(tag: BlockTag) -> tuple[str, Sequence[Any]]:
+    return "eth_getBlockByNumber", [tag, False]
+
+
+def _head(said: object, tag: BlockTag) -> _Head:
+    if isinstance(said, RpcError):
+        raise said
+    if said is None:
+        raise RpcRefused(f"the node has no {tag} block yet")
+    return _Head(answers.header(said), said)
+
+
+def _receipt_calls(hashes: Sequence[TxHash]) -> list[tuple[str, Sequence[Any]]]:
+    return [("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes]
+
+
 async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | RpcError | None]:
     """Raises when not one answer is usable, so that another endpoint is asked."""
-    said = await endpoint.rpc.batch([("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes])
-    found = [_receipt(endpoint, tx_hash, answer) for tx_hash, answer in zip(hashes, said, strict=True)]
+    said = await endpoint.rpc.batch(_receipt_calls(hashes))
+    found = [_receipt(endpoint, *pair) for pair in zip(hashes, said, strict=True)]
     if isinstance(found[0], RpcError) and all(isinstance(receipt, RpcError) for receipt in found):
         raise found[0]
     return found
@@ -316,6 +356,22 @@ def _receipt(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Receipt | R
     if receipt is not None and receipt.tx_hash != tx_hash:
         return RpcUnavailable(f"{endpoint.rpc.endpoint}: the receipt of another transaction")
     return receipt
+
+
+def _usable(found: Sequence[Receipt | RpcError | None]) -> list[Receipt | None]:
+    """As it is; raises what stands in the place of a receipt."""
+    receipts: list[Receipt | None] = []
+    for receipt in found:
+        if isinstance(receipt, RpcError):
+            raise receipt
+        receipts.append(receipt)
+    return receipts
+
+
+def _first_of(found: Sequence[Receipt | RpcError | None]) -> Receipt | RpcError | None:
+    """What several endpoints said of one transaction: a receipt before an error, an error before nothing."""
+    receipt = next((one for one in found if isinstance(one, Receipt)), None)
+    return receipt or next((one for one in found if one is not None), None)
 
 
 def _each(

@@ -196,6 +196,9 @@ class FakeChain(Chain):
         self._reachable()
         return [self._receipt(tx_hash) for tx_hash in hashes]
 
+    async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
+        return await self.receipts(hashes), await self.head()
+
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         self._reachable()
         return [tx_hash in self._pool or self._receipt(tx_hash) is not None for tx_hash in hashes]

@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any, Final
 from uuid import UUID
 
-from fencepost.application.ports import LaneWrite, Written
+from fencepost.application.ports import Header, LaneWrite, Written
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Receipt
@@ -194,6 +194,13 @@ class ChainPort:
             self._gate.records.struck("receipts_withheld", self._gate.process.name)
             return [None] * len(hashes)
         return found
+
+    async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
+        """A node answers the parts of one request at different moments, in any order."""
+        if self._gate.rng.random() < 0.5:  # noqa: PLR2004 - one order or the other
+            return await self.receipts(hashes), await self._read("head")
+        head: Header = await self._read("head")
+        return await self.receipts(hashes), head
 
     async def send(self, txs: Sequence[SignedTx], *, token: int = 0) -> Sequence[SendResult]:
         records, who = self._gate.records, self._gate.process.name
