@@ -172,8 +172,8 @@ async def test_a_completion_that_commits_late_is_not_skipped(quiet: Door, dsn: s
     """Two writers: the one that began first commits last. Its row has the smaller number and must still be told."""
     early, late = await stored(quiet, quiet.transfer("early"), quiet.transfer("late"))
     finish = (
-        "INSERT INTO journal (chain_id, signer, tx_id, event, state)"
-        " SELECT chain_id, signer, tx_id, 'Finish', 'CONFIRMED' FROM managed_tx WHERE tx_id = $1"
+        "INSERT INTO journal_sheet (chain_id, signer, tx_ids, events, states)"
+        " SELECT chain_id, signer, ARRAY[tx_id], '{Finish}', '{CONFIRMED}' FROM managed_tx WHERE tx_id = $1"
     )
     slow, quick = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     try:

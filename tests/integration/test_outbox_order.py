@@ -32,7 +32,8 @@ async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
 
 async def end(connection: Connection, tx: ManagedTx) -> None:
     await connection.execute(
-        "INSERT INTO journal (chain_id, signer, tx_id, event, state) VALUES ($1, $2, $3, 'Finish', 'CONFIRMED')",
+        "INSERT INTO journal_sheet (chain_id, signer, tx_ids, events, states)"
+        " VALUES ($1, $2, ARRAY[$3::uuid], '{Finish}', '{CONFIRMED}')",
         SIGNER.chain_id,
         SIGNER.address,
         tx.tx_id,

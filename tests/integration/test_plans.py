@@ -17,7 +17,7 @@ import pytest
 from fencepost.adapters.postgres.database import PLANNING
 from fencepost.adapters.postgres.queries import load_all
 
-GROWING = {"managed_tx", "tx_attempt", "journal", "signer_lease", "signer_nonce_cursor", "signer_use"}
+GROWING = {"managed_tx", "tx_attempt", "journal_sheet", "signer_lease", "signer_nonce_cursor", "signer_use"}
 
 READS_ALL = {
     "newest_ended_blocks": "from the newest on, as many as are asked for",
@@ -58,4 +58,4 @@ def _is_by_key(scan: dict[str, Any]) -> bool:
     return scan["Node Type"] == "Tid Scan" or bool(columns)
 
 
-_KEYS = {"tx_id", "signer", "tx_hash", "block_number", "incarnation", "xid", "seq"}
+_KEYS = {"tx_id", "signer", "tx_hash", "block_number", "incarnation", "xid", "seq", "moment"}

@@ -20,7 +20,7 @@ PACKAGE = Path(fencepost.__file__).parent
 
 # What may write without a term, where to, and nothing else; the reasons stand beside the statements.
 UNFENCED = {
-    "accept_requests": {"managed_tx", "journal", "signer_use"},
+    "accept_requests": {"managed_tx", "journal_sheet", "signer_use"},
     "ask_command": {"lane_command"},
     "ask_with_audit": {"lane_command", "audit"},
     "key_insert": {"api_key", "audit"},

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from fencepost.adapters.postgres.arrays import JOINED, LISTED, WORDS, columns
+from fencepost.adapters.postgres.journal_sheets import Sheets
 from fencepost.adapters.postgres.queries import lean
 from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt
 from fencepost.application.intents import canonical, digest
@@ -27,7 +26,7 @@ _CHANGE = (
 )
 _ATTEMPT = (*(WORDS,) * 9, LISTED, JOINED)
 _SENT = (*(WORDS,) * 6, LISTED)
-_ENTRY = (*(WORDS,) * 4, JOINED)
+_SHEET = (WORDS, WORDS, *(JOINED,) * 4)
 _COMMAND = (WORDS, WORDS, LISTED)
 _FILLER = (WORDS, WORDS, JOINED, LISTED, WORDS, WORDS, WORDS, JOINED, WORDS)
 
@@ -38,19 +37,19 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     changes: list[tuple[Any, ...]] = []
     new_attempts: list[tuple[Any, ...]] = []
     sent_attempts: list[tuple[Any, ...]] = []
-    entries: list[tuple[Any, ...]] = []
+    sheets = Sheets()
     commands: list[tuple[Any, ...]] = []
     fillers: list[tuple[Any, ...]] = []
     for lane, write in enumerate(writes, start=1):
         lanes.append(_lane_row(write))
-        entries += [(lane, None, e.event, None, _json(e.detail)) for e in write.entries]
+        for entry in write.entries:
+            sheets.of_signer(lane, entry)
         commands += [(lane, command, outcome) for command, outcome in write.done_commands]
         changes += [_change_row(lane, change, now_s) for change in write.changes]
         fillers += [_filler_row(lane, change) for change in write.fillers]
         for change in (*write.changes, *write.fillers):
             tx = change.after
-            for event, detail, state in change.entries:
-                entries.append((lane, tx.tx_id, event, (state or tx.state).value, _json(detail)))
+            sheets.of_tx(lane, str(tx.tx_id), change.entries, tx.state)
             stored = {attempt.number: attempt for attempt in change.before.attempts}
             for attempt in tx.attempts:
                 known = stored.get(attempt.number)
@@ -58,12 +57,13 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
                     new_attempts.append(_attempt_row(lane, tx, attempt))
                 if attempt.sent_count != (0 if known is None else known.sent_count):
                     sent_attempts.append(_sent_row(lane, tx, attempt))
+    told = sheets.rows()
     arguments = [
         *columns(lanes, _LANE),
         *columns(changes, _CHANGE),
         *columns(new_attempts, _ATTEMPT),
         *columns(sent_attempts, _SENT),
-        *columns(entries, _ENTRY),
+        *columns(told, _SHEET),
         *columns(commands, _COMMAND),
         *columns(fillers, _FILLER),
         node,
@@ -73,7 +73,7 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         "txs": changes,
         "new_attempts": new_attempts,
         "sent_attempts": sent_attempts,
-        "journaled": entries,
+        "journaled": told,
         "commands": commands,
         "fillers": fillers,
     }
@@ -160,7 +160,3 @@ def _sent_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
     result = attempt.last_result.value if attempt.last_result else None
     message = attempt.last_message[:2000] or None
     return (lane, tx.tx_id, tx.held_nonce(), attempt.number, attempt.sent_count, result, message)
-
-
-def _json(value: Any) -> str | None:
-    return msgspec.json.encode(value).decode() if value else None

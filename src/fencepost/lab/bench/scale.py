@@ -132,8 +132,8 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
         " tx_hash, 1, 1 FROM managed_tx"
     )
     await connection.execute(
-        "INSERT INTO journal (chain_id, signer, tx_id, event, state)"
-        " SELECT chain_id, signer, tx_id, 'Finish', state FROM managed_tx"
+        "INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states)"
+        " SELECT chain_id, signer, left(tx_id::text, 12), ARRAY[tx_id], '{Finish}', ARRAY[state] FROM managed_tx"
     )
     await connection.execute("VACUUM ANALYZE")
     await connection.close()

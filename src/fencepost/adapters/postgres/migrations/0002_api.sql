@@ -10,7 +10,7 @@ CREATE INDEX managed_tx_tags ON managed_tx USING gin (tags) WHERE tags <> '{}';
 CREATE UNIQUE INDEX managed_tx_seq ON managed_tx (seq);
 
 -- What ended, in the one order in which nothing appears late.
-CREATE INDEX journal_ended ON journal (xid, id) WHERE event IN ('Finish', 'Refuse', 'Cancel', 'Lose');
+CREATE INDEX journal_sheet_ended ON journal_sheet (xid, id) WHERE events && '{Finish,Refuse,Cancel,Lose}'::text[];
 
 -- A key is shown once, when it is made; here stands the SHA-256 of its 256 random bits.
 CREATE TABLE api_key (

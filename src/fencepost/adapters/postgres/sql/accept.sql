@@ -46,8 +46,10 @@ WITH asked AS MATERIALIZED (
       ON CONFLICT (chain_id, signer, request_id) DO NOTHING
   RETURNING tx_id, chain_id, signer, seq
 ), journaled AS (
-  INSERT INTO journal (chain_id, signer, tx_id, event, state, node)
-  SELECT chain_id, signer, tx_id, 'Receive', 'QUEUED', $10 FROM created
+  INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, node)
+  SELECT chain_id, signer, left(tx_id::text, 12), array_agg(tx_id), '{Receive}', '{QUEUED}', $10
+    FROM created
+   GROUP BY chain_id, signer, left(tx_id::text, 12), seq / 256
 )
 SELECT c.tx_id, c.seq, s.waits FROM created c JOIN signers s ON s.chain_id = c.chain_id AND s.signer = c.signer
 

@@ -76,9 +76,9 @@ WITH lane AS MATERIALIZED (
           fencing_token)
   SELECT f.tx_id, g.chain_id, g.signer, 'filler', f.payload::jsonb, f.payload_digest, f.version + 1, f.state, f.nonce,
          f.tx_hash, f.journal_count, g.token
-    FROM unnest($56::text::bigint[], $57::text::uuid[], string_to_array($58, E'\x1f', ''), $59::bytea[],
-                $60::text::bigint[], $61::text::text[], $62::text::bigint[], string_to_array($63, E'\x1f', ''),
-                $64::text::int[])
+    FROM unnest($57::text::bigint[], $58::text::uuid[], string_to_array($59, E'\x1f', ''), $60::bytea[],
+                $61::text::bigint[], $62::text::text[], $63::text::bigint[], string_to_array($64, E'\x1f', ''),
+                $65::text::int[])
          WITH ORDINALITY
          AS f (lane, tx_id, payload, payload_digest, version, state, nonce, tx_hash, journal_count, position)
     JOIN judged g ON g.lane = f.lane AND g.applies
@@ -108,17 +108,18 @@ WITH lane AS MATERIALIZED (
    WHERE a.chain_id = r.chain_id AND a.signer = r.signer AND a.nonce = r.nonce AND a.attempt = r.attempt
      AND a.tx_id = r.tx_id
 ), journaled AS (
-  INSERT INTO journal (chain_id, signer, tx_id, event, state, detail, node, fencing_token)
-  SELECT g.chain_id, g.signer, e.tx_id, e.event, e.state, e.detail::json, $65, g.token
-    FROM unnest($48::text::bigint[], $49::text::uuid[], $50::text::text[], $51::text::text[],
-                string_to_array($52, E'\x1f', ''))
-         WITH ORDINALITY AS e (lane, tx_id, event, state, detail, position)
+  INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, details, node, fencing_token)
+  SELECT g.chain_id, g.signer, e.moment, e.tx_ids::uuid[], e.events::text[], e.states::text[], e.details::json, $66,
+         g.token
+    FROM unnest($48::text::bigint[], $49::text::text[], string_to_array($50, E'\x1f'), string_to_array($51, E'\x1f'),
+                string_to_array($52, E'\x1f'), string_to_array($53, E'\x1f', ''))
+         WITH ORDINALITY AS e (lane, moment, tx_ids, events, states, details, position)
     JOIN judged g ON g.lane = e.lane AND g.applies
    ORDER BY e.position
 ), commands AS (
   UPDATE lane_command d
      SET done_at = clock_timestamp(), outcome = o.outcome
-    FROM unnest($53::text::bigint[], $54::text::bigint[], $55::text[]) AS o (lane, id, outcome)
+    FROM unnest($54::text::bigint[], $55::text::bigint[], $56::text[]) AS o (lane, id, outcome)
     JOIN judged g ON g.lane = o.lane AND g.applies
    WHERE d.id = o.id AND d.chain_id = g.chain_id AND d.signer = g.signer
 )

@@ -91,11 +91,3 @@ SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS 
        extract(epoch FROM t.valid_until - clock_timestamp())::float8 AS valid_for_s
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.request_id = $3
-
--- name: journal_of_tx
--- What happened to a transaction, oldest first.
-SELECT id, at, event, state, detail, node, fencing_token
-  FROM journal
- WHERE tx_id = $1
- ORDER BY id
- LIMIT $2

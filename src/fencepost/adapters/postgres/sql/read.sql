@@ -78,20 +78,31 @@ SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei
 -- name: read_journal_of_tx
 -- The newest of what happened to a transaction, oldest first.
 SELECT id, at, event, state, detail
-  FROM (SELECT id, at, event, state, detail FROM journal WHERE tx_id = $1 ORDER BY id DESC LIMIT $2) newest
+  FROM (SELECT id, at, event, state, detail
+          FROM journal
+         WHERE moment = left($1::uuid::text, 12) AND $1 = ANY (together) AND tx_id = $1
+         ORDER BY id DESC
+         LIMIT $2) newest
  ORDER BY id
 
 -- name: read_completions
 -- What ended after a place in the order (xid, id); below the oldest running transaction nothing can appear any more.
+-- The place may lie inside a sheet, which then began at most 255 before it.
 SELECT j.xid::text AS xid, j.id, j.at, j.event, j.state, j.tx_id, j.chain_id, j.signer,
        t.request_id, t.nonce, t.tx_hash, t.block_number, t.error, t.state AS state_now
-  FROM journal j
+  FROM (SELECT s.id AS sheet, s.id + (tx.position - 1) * cardinality(s.events) + e.position - 1 AS id, s.xid, s.at,
+               s.chain_id, s.signer, tx.tx_id, e.event, e.state
+          FROM journal_sheet s
+         CROSS JOIN LATERAL unnest(s.tx_ids) WITH ORDINALITY AS tx (tx_id, position)
+         CROSS JOIN LATERAL unnest(s.events, s.states) WITH ORDINALITY AS e (event, state, position)
+         WHERE s.events && '{Finish,Refuse,Cancel,Lose}'::text[]
+           AND (s.xid, s.id) > ($1::text::xid8, $2::bigint - 256)
+           AND s.xid < pg_snapshot_xmin(pg_current_snapshot())
+           AND ($3::text[] IS NULL OR s.signer = ANY ($3))) j
   JOIN managed_tx t ON t.tx_id = j.tx_id
  WHERE j.event IN ('Finish', 'Refuse', 'Cancel', 'Lose')
    AND (j.xid, j.id) > ($1::text::xid8, $2::bigint)
-   AND j.xid < pg_snapshot_xmin(pg_current_snapshot())
-   AND ($3::text[] IS NULL OR j.signer = ANY ($3))
- ORDER BY j.xid, j.id
+ ORDER BY j.xid, j.sheet, j.id -- sheet by sheet, so that no more of them are read than are told
  LIMIT $4
 
 -- name: read_signers

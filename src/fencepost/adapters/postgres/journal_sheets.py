@@ -1,0 +1,71 @@
+"""What commits say to the journal, as rows of `journal_sheet`: what is told of neighbours in the same words is one row.
+
+A lane tells the same of many transactions at once, and what is written as one row costs the server a fraction of what
+rows of their own would. The order in which things were told is the order of the sheets and of the lines on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fencepost.domain.managed import Entry
+from fencepost.domain.states import State
+
+MOST_LINES = 32  # so that several sheets fit into a page of the server; their ids leave room for more
+_MOMENT_CHARS = 12
+
+Row = tuple[int, str | None, str, str, str, str | None]  # lane, moment, tx_ids, events, states, details
+
+
+class Sheets:
+    """Takes what is told, line after line, and gives rows: lane, moment, tx_ids, events, states, details."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._heading: tuple[Any, ...] = ()
+        self._tx_ids: list[str] = []
+        self._details: list[Any] = []
+
+    def of_signer(self, lane: int, entry: Entry) -> None:
+        self._begin((lane, None, (entry.event,), (None,)))
+        self._tx_ids.append("NULL")
+        self._details.append(entry.detail)
+
+    def of_tx(self, lane: int, tx_id: str, entries: Sequence[Entry], state: State) -> None:
+        """`state` is that of entries which name none."""
+        for start in range(0, len(entries), MOST_LINES):
+            told = entries[start : start + MOST_LINES]
+            heading = (
+                lane,
+                tx_id[:_MOMENT_CHARS],
+                tuple([entry.event for entry in told]),
+                tuple([entry.state or state for entry in told]),
+            )
+            if heading != self._heading or len(self._details) + len(told) > MOST_LINES:
+                self._begin(heading)
+            self._tx_ids.append(tx_id)
+            self._details += [entry.detail for entry in told]
+
+    def rows(self) -> list[Row]:
+        self._begin(())
+        return self._rows
+
+    def _begin(self, heading: tuple[Any, ...]) -> None:
+        """The sheet so far is whole."""
+        if self._tx_ids:
+            lane, moment, events, states = self._heading
+            details = None
+            if any(self._details):
+                details = msgspec.json.encode([detail or None for detail in self._details]).decode()
+            self._rows.append((lane, moment, _words(self._tx_ids), _words(events), _words(states), details))
+        self._heading = heading
+        self._tx_ids = []
+        self._details = []
+
+
+def _words(values: Sequence[str | None]) -> str:
+    """The text of an array; none of these words needs quotes."""
+    return "{" + ",".join([value or "NULL" for value in values]) + "}"
