@@ -18,20 +18,15 @@ from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
+
+from fencepost.exchange import PLAIN_TEXT, Exchange, Headers, Offer, answer_bytes
 
 _log = logging.getLogger(__name__)
 
 MOST_HEAD_BYTES = 64 * 1024  # of a request, besides what came with its first bytes
 MOST_UNREAD_BYTES = 64 * 1024  # of a body, before the client has to wait for its reader
-
-Headers = list[tuple[bytes, bytes]]
-
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
-_PLAIN: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
-_GONE: Message = {"type": "http.disconnect"}
 
 
 class Connection(asyncio.Protocol):
@@ -45,6 +40,7 @@ class Connection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._app = cast("ASGIApp", config.loaded_app)
+        self._offer: Offer | None = getattr(config.loaded_app, "begin", None)
         self._idle_s_max = config.timeout_keep_alive
         self._server = server_state
         self._connections: set[Any] = server_state.connections  # uvicorn names its own protocols there
@@ -103,6 +99,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             _log.debug("what came is no request", exc_info=True)
             self._refuse(HTTPStatus.BAD_REQUEST)
+        arriving = self._arriving
+        if arriving is not None and arriving is self._current and not arriving.has_begun:
+            self._begin(arriving)  # its body is still to come
         if self._is_in_head:
             self._head_bytes = self._head_bytes + len(data) if self._head_bytes >= 0 else 0
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -113,12 +112,15 @@ class Connection(asyncio.Protocol):
         self._is_in_head = False
         self.is_stopping = True
         self._waiting.clear()
-        if self._current is not None and self._current is not self._arriving:
+        arriving, self._arriving = self._arriving, None
+        if self._current is not None and self._current is not arriving:
             self._pause_reading()
             return
         if self._current is not None:
             self._current.lose()
-        said = _answer(status, self._server.default_headers, _PLAIN, status.phrase.encode(), is_last=True)
+        said = answer_bytes(
+            status, self._server.default_headers, PLAIN_TEXT, status.phrase.encode(), is_last=True
+        )
         self._transport.write(said)
         self._transport.close()
 
@@ -185,7 +187,7 @@ class Connection(asyncio.Protocol):
             self, self._server, scope, expects_continue=self._expects_continue, is_last=is_last
         )
         if self._current is None:
-            self._begin(exchange)
+            self._current = exchange
         else:
             self._waiting.append(exchange)
             self._pause_reading()
@@ -195,17 +197,20 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
-        if self._arriving is not None:
-            self._arriving.complete()
+        arriving = self._arriving
+        if arriving is not None:
             self._arriving = None
+            arriving.complete()
+            if arriving is self._current and not arriving.has_begun:
+                self._begin(arriving)
 
     # ---- one exchange after the other
 
     def _begin(self, exchange: Exchange) -> None:
         self._current = exchange
-        # It is on the list of those that uvicorn waits for when the server stops, and takes itself off.
-        task = exchange.task = self._loop.create_task(exchange.run(self._app))
-        self._server.tasks.add(task)
+        # Who does not read its answers gets no more of them at once: it has to wait, which takes a task.
+        if self._offer is None or self.must_wait or not exchange.is_taken(self._offer):
+            exchange.run_soon(self._app)
 
     def answer(self, answer: bytes, *, is_last: bool) -> None:
         """The current exchange is over; then comes the next, if one waits."""
@@ -242,147 +247,6 @@ class Connection(asyncio.Protocol):
         self.is_stopping = True
         if self._current is None:
             self._transport.close()
-
-
-class Exchange:
-    """A request and its answer, as ASGI sees them."""
-
-    __slots__ = (
-        "_connection", "_expects_continue", "_is_answered", "_is_last", "_is_lost", "_is_read", "_is_whole",
-        "_news", "_parts", "_scope", "_server", "_start", "_unread_bytes", "task",
-    )  # fmt: skip
-
-    task: asyncio.Task[None]  # that answers it
-
-    def __init__(
-        self,
-        connection: Connection,
-        server: ServerState,
-        scope: Scope,
-        *,
-        expects_continue: bool,
-        is_last: bool,
-    ) -> None:
-        self._connection = connection
-        self._server = server
-        self._scope = scope
-        self._expects_continue = expects_continue  # the client waits for a word before it sends the body
-        self._is_last = is_last  # of the connection
-        self._parts: list[bytes] = []
-        self._unread_bytes = 0
-        self._is_whole = False  # the body has come
-        self._is_read = False  # and the application has all of it
-        self._is_lost = False  # nobody is there any more
-        self._start: Message | None = None
-        self._is_answered = False
-        self._news: asyncio.Event | None = None  # None: nobody has waited for any
-
-    # ---- what comes in
-
-    def add(self, part: bytes) -> int:
-        """How many bytes wait to be read."""
-        if self._is_answered:
-            return 0
-        self._parts.append(part)
-        self._unread_bytes += len(part)
-        if self._news is not None:
-            self._news.set()
-        return self._unread_bytes
-
-    def complete(self) -> None:
-        self._is_whole = True
-        if self._news is not None:
-            self._news.set()
-
-    def lose(self) -> None:
-        self._is_lost = True
-        if self._news is not None:
-            self._news.set()
-
-    async def receive(self) -> Message:
-        if self._expects_continue and not self._is_whole and not self._is_lost:
-            self._expects_continue = False
-            self._connection.say_go_on()
-        while not self._is_lost and not self._is_answered:
-            if self._parts or (self._is_whole and not self._is_read):
-                body = b"".join(self._parts)
-                self._parts.clear()
-                self._unread_bytes = 0
-                self._is_read = self._is_whole
-                return {"type": "http.request", "body": body, "more_body": not self._is_whole}
-            if self._news is None:
-                self._news = asyncio.Event()
-            self._news.clear()
-            self._connection.resume_reading()
-            await self._news.wait()
-        return _GONE
-
-    # ---- what goes out
-
-    async def run(self, app: ASGIApp) -> None:
-        try:
-            await app(self._scope, self.receive, self.send)
-            if not self._is_answered and not self._is_lost:
-                await self._fail("gave no answer")
-        except Exception:  # noqa: BLE001 - the edge: it is logged, and the client gets an answer
-            await self._fail("failed")
-        finally:
-            if not self._is_answered:  # it was cancelled
-                self._connection.close()
-            self._server.tasks.discard(self.task)
-
-    async def _fail(self, how: str) -> None:
-        method, path = self._scope["method"], self._scope["path"][:200]
-        _log.error("the application %s at %s %s", how, method, path, exc_info=True)
-        if not self._is_answered:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            self._start = {"type": "http.response.start", "status": status, "headers": _PLAIN}
-            await self.send({"type": "http.response.body", "body": status.phrase.encode()})
-
-    async def send(self, message: Message) -> None:
-        start = self._start
-        if start is None:
-            if message["type"] != "http.response.start":
-                raise RuntimeError(f"an answer does not begin with {message['type']}")
-            self._start = message
-            return
-        if message["type"] != "http.response.body" or message.get("more_body") or self._is_answered:
-            raise RuntimeError("an answer has one body, and it comes after its start")
-        connection = self._connection
-        if connection.must_wait:
-            await connection.can_write()
-        # A client that was not told to go on with its body may send something else instead: nobody could tell which.
-        is_last = self._is_last or connection.is_stopping or (self._expects_continue and not self._is_whole)
-        is_head = self._scope["method"] == "HEAD"
-        answer = _answer(
-            start["status"],
-            self._server.default_headers,
-            start["headers"],
-            message["body"],
-            is_last=is_last,
-            is_head=is_head,
-        )
-        self._is_answered = True
-        if self._news is not None:
-            self._news.set()
-        if not self._is_lost:
-            connection.answer(answer, is_last=is_last)
-
-
-def _answer(
-    status: int, default: Headers, headers: Headers, body: bytes, *, is_last: bool, is_head: bool = False
-) -> bytes:
-    """The bytes of an answer. How long it is, and whether it is the last one here, is said here and by nobody else."""
-    lines = [b"%b: %b\r\n" % header for header in (*default, *headers) if header[0] != b"content-length"]
-    is_bodiless = status in _BODILESS
-    if not is_bodiless:
-        lines.append(b"content-length: %d\r\n" % len(body))
-    if is_last:
-        lines.append(b"connection: close\r\n")
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
-        raise RuntimeError("a header has characters that would end it")
-    return b"%b%b\r\n%b" % (_STATUS_LINES[status], head, b"" if is_head or is_bodiless else body)
 
 
 def _place(address: Any) -> tuple[str, int] | None:

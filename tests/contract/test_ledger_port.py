@@ -67,6 +67,16 @@ async def test_the_same_request_is_known_and_another_payload_is_a_conflict(lab: 
     assert await lab.events(first.tx_id) == ["Receive"]
 
 
+async def test_one_by_itself_is_taken_like_any(lab: LedgerLab) -> None:
+    ledger = await lab.node("a")
+    request = new("order-1")
+    first, again = await ledger.accept_one(request), await ledger.accept_one(new("order-1"))
+    other = await ledger.accept_one(new("order-1", value_wei=2))
+    assert [answer.outcome for answer in (first, again, other)] == [CREATED, KNOWN, AcceptOutcome.CONFLICT]
+    assert {answer.tx_id for answer in (first, again, other)} == {request.tx_id}
+    assert first.queued is not None
+
+
 async def test_a_request_id_belongs_to_one_signer_on_one_chain(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     requests = [new("order-1", signer=signer) for signer in (ALICE, BOB, ELSEWHERE)]

@@ -341,14 +341,14 @@ async def test_an_application_that_fails_is_a_mistake_of_ours(
         lines = [b"content-type: text/plain; charset=utf-8", b"content-length: %d" % len(said)]
         head = b"\r\n".join([b"HTTP/1.1 500 Internal Server Error", *lines]) + b"\r\n\r\n"
         assert [await wire.answer(), await wire.answer()] == [head + said, ok(b"next")]
-    assert [record.name for record in caplog.records] == ["fencepost.connection"]
+    assert [record.name for record in caplog.records] == ["fencepost.exchange"]
 
 
 async def test_what_is_said_after_the_answer_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with wired(Echo()) as wire:
         wire.say(post("/says_more"), post("/echo", b"next"))
         assert [await wire.answer(), await wire.answer()] == [ok(b"said"), ok(b"next")]
-    assert [record.name for record in caplog.records] == ["fencepost.connection"]
+    assert [record.name for record in caplog.records] == ["fencepost.exchange"]
 
 
 async def test_a_client_that_hangs_up_is_noticed() -> None:

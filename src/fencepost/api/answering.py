@@ -6,13 +6,13 @@ who is it → may it → is it well-formed → the handler, within a bounded tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from fencepost.api.bodies import decode, decode_query, read_body
-from fencepost.api.calls import Call, ClientGone, Operation
+from fencepost.api.calls import Call, ClientGone, Operation, Reply
 from fencepost.api.elsewhere import asked_of
 from fencepost.api.gate import LOCAL, Gate
 from fencepost.api.incoming import Incoming
@@ -36,6 +36,14 @@ class Answer(NamedTuple):
     body: bytes
     media_type: str | None
 
+    def encoded_headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()
+        ]
+        if self.media_type is not None:
+            headers.append((b"content-type", self.media_type.encode("latin-1")))
+        return headers
+
 
 class Answering:
     """One operation, ready to be called."""
@@ -45,19 +53,34 @@ class Answering:
         self._services = services
         self._gate = gate
         waits = "timeout" in operation.query.__struct_fields__
-        self._bound = TimeBound(ANSWER_WITHIN_S + (MOST_WAIT_S if waits else 0))
+        self.bound = TimeBound(ANSWER_WITHIN_S + (MOST_WAIT_S if waits else 0))
 
     async def __call__(self, request: Incoming) -> Answer:
+        return await self.within_bounds(self._answer(request))
+
+    async def within_bounds(self, work: Awaitable[Answer]) -> Answer:
         try:
-            return await self._bound.run(self._answer(request))
-        except ClientGone:
-            return Answer(NOBODY_LISTENS, {}, b"", None)
-        except OutOfTime:
-            return told(ApiError("busy", "no answer in time", retry_after_s=RETRY_AFTER_S))
+            return await self.bound.run(work)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a problem, unforeseen ones are logged
-            return told(_problem(error, self._services))
+            return self.answer_to(error)
+
+    def answer_to(self, error: Exception) -> Answer:
+        match error:
+            case ClientGone():
+                return Answer(NOBODY_LISTENS, {}, b"", None)
+            case OutOfTime():
+                return told(ApiError("busy", "no answer in time", retry_after_s=RETRY_AFTER_S))
+            case _:
+                return told(_problem(error, self._services))
 
     async def _answer(self, request: Incoming) -> Answer:
+        return await self.handled(await self.call(request))
+
+    async def handled(self, call: Call) -> Answer:
+        return answered(await self._operation.handler(call))
+
+    async def call(self, request: Incoming) -> Call:
+        """Who asks for what, once that is known to be allowed and well-formed."""
         operation = self._operation
         caller = LOCAL
         if operation.scopes:
@@ -71,9 +94,11 @@ class Answering:
         raw = b"" if operation.body is None else await read_body(request, operation.most_bytes)
         if caller.came_with is not None and caller.came_with.digest != asked_of(request, raw).digest:
             raise ApiError("pass_refused", "it is for another call")
-        call = Call(request, self._services, self._gate, caller, query, _body(operation, raw), raw)
-        reply = await operation.handler(call)
-        return Answer(reply.status, reply.headers, _encode(reply.body), reply.media_type)
+        return Call(request, self._services, self._gate, caller, query, _body(operation, raw), raw)
+
+
+def answered(reply: Reply) -> Answer:
+    return Answer(reply.status, reply.headers, _encode(reply.body), reply.media_type)
 
 
 def _body(operation: Operation, body: bytes) -> object:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from fencepost.api.answering import Answer, Answering, told
+from fencepost.api.at_once import AtOnce
 from fencepost.api.calls import Operation
 from fencepost.api.direct import Direct
 from fencepost.api.docs_page import render
@@ -31,8 +32,12 @@ from fencepost.api.stopping import Stoppable
 def create_app(services: Services) -> ASGIApp:
     table = operations()
     gate = Gate(services.keys, services.host, services.node.incarnation, services.passes)
+
+    def is_stopping() -> bool:
+        return services.waiting.is_stopped
+
     direct = Direct(routed(table, services, gate), table, services, gate)
-    return Stoppable(direct, lambda: services.waiting.is_stopped)
+    return Stoppable(direct, is_stopping, AtOnce(table, services, gate, is_stopping))
 
 
 def routed(table: Sequence[Operation], services: Services, gate: Gate) -> Starlette:

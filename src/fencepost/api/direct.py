@@ -44,18 +44,15 @@ class Direct:
         method, path = scope["method"], scope["path"]
         answering = self._fixed.get((method, path))
         if answering is not None:
-            return await _send(await answering(Incoming(scope, receive)), send)
+            return await send_answer(await answering(Incoming(scope, receive)), send)
         if len(path) == self._look_chars and method == self._look_method:
             prefix, tx_id = path[:-_TX_ID_CHARS], path[-_TX_ID_CHARS:]
             if prefix == self._look_prefix and "/" not in tx_id:
-                return await _send(await self._look(Incoming(scope, receive, {"tx_id": tx_id})), send)
+                return await send_answer(await self._look(Incoming(scope, receive, {"tx_id": tx_id})), send)
         return await self._app(scope, receive, send)
 
 
-async def _send(answer: Answer, send: Send) -> None:
-    status, given, body, media_type = answer
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
-    if media_type is not None:
-        headers.append((b"content-type", media_type.encode("latin-1")))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def send_answer(answer: Answer, send: Send) -> None:
+    headers = answer.encoded_headers()
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -11,12 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost.api.problems import foreseen
 from fencepost.errors import Stopping
+from fencepost.exchange import Offer
+
+UNKNOWN = "this node is stopping; what came of the call is not known"
 
 
 class Stoppable:
     """An ASGI application whose calls may be cancelled while the node stops."""
 
-    def __init__(self, app: ASGIApp, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, is_stopping: Callable[[], bool], begin: Offer | None = None) -> None:
+        self.begin = begin
         self._app = app
         self._is_stopping = is_stopping
 
@@ -33,7 +37,7 @@ class Stoppable:
 
 
 async def _send_refusal(send: Send) -> None:
-    refusal = foreseen(Stopping("this node is stopping; what came of the call is not known"))
+    refusal = foreseen(Stopping(UNKNOWN))
     assert refusal is not None  # noqa: S101 - the table has it
     body = msgspec.json.encode(refusal.problem)
     headers = {

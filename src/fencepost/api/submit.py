@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 from fencepost.api.bodies import decode
@@ -14,6 +15,7 @@ from fencepost.api.elsewhere import failed, hand_on, hand_on_batch, not_leader, 
 from fencepost.api.intake import to_request
 from fencepost.api.problems import ApiError
 from fencepost.api.showing import HTTP_ACCEPTED, HTTP_OK, read_tx, shown, wait_for_tx
+from fencepost.api.unwaited import Waits, unwaited
 from fencepost.api.wire_in import BatchEnvelope, BatchIn, TxRequest, WaitQuery
 from fencepost.api.wire_out import BatchOut, BatchResult, TxOut
 from fencepost.application.accept import Request
@@ -26,21 +28,52 @@ PREFERRED = "submitted"  # what `Prefer: wait` alone waits for: the hash is know
 
 
 async def one(call: Call) -> Reply:
-    request = to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
+    request = _request(call)
     if call.services.intake != "any":
         owner = await owner_elsewhere(call, request.signer)
         if owner is not None:
             return await hand_on(call, request.signer, owner)
-    accepted = await _take_here(call, request)
-    tx_id = str(accepted.tx_id)
-    headers = {"Location": f"/api/v1/tx/{tx_id}"}
+    return await taken(call, request, await _take_here(call, request))
+
+
+def begin_one(
+    call: Call, then: Callable[[Request, asyncio.Future[Accepted]], None]
+) -> asyncio.Future[Accepted] | None:
+    """`one` as far as the commit, if nothing else has to be waited for; `then` goes on. None: nothing has begun."""
+    if call.services.intake != "any" or _milestone(call) is not None:
+        return None
+    request = _request(call)
+    try:
+        if unwaited(call.services.policy.limits_of(request.signer)) is not None:
+            return None
+    except Waits:
+        return None
+    return call.services.accept.begin(request, partial(then, request))
+
+
+async def taken(call: Call, request: Request, accepted: Accepted) -> Reply:
+    """What is said of a request that was stored, or had been before."""
+    _raise_refusal(request, accepted)
     milestone = _milestone(call)
     if milestone is not None:
         with suppress(Stopping):  # it is taken, and that can still be said
-            return await wait_for_tx(call, accepted.tx_id, milestone, headers=headers)
-    if accepted.outcome is AcceptOutcome.KNOWN:
-        return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, headers)
-    return Reply(_fresh(request, tx_id), HTTP_ACCEPTED, headers)
+            return await wait_for_tx(call, accepted.tx_id, milestone, headers=_place(str(accepted.tx_id)))
+    if accepted.outcome is AcceptOutcome.CREATED:
+        return created(request, accepted)
+    return Reply(await read_tx(call, accepted.tx_id), HTTP_OK, _place(str(accepted.tx_id)))
+
+
+def created(request: Request, accepted: Accepted) -> Reply:
+    tx_id = str(accepted.tx_id)
+    return Reply(_fresh(request, tx_id), HTTP_ACCEPTED, _place(tx_id))
+
+
+def _place(tx_id: str) -> dict[str, str]:
+    return {"Location": f"/api/v1/tx/{tx_id}"}
+
+
+def _request(call: Call) -> Request:
+    return to_request(call, call.body, idempotency_key=call.request.headers.get("idempotency-key"))
 
 
 async def take_one(call: Call, request: Request) -> Accepted:

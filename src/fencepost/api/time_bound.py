@@ -19,17 +19,14 @@ class OutOfTime(Exception):
 class TimeBound:
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._due_s: dict[asyncio.Task[Any], float] = {}  # in the order in which they are due
+        self._due_s: dict[asyncio.Future[Any], float] = {}  # in the order in which they are due
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Awaitable[T]) -> T:
         """What comes of the work, or `OutOfTime`."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - whoever awaits this is one
-        loop = asyncio.get_running_loop()
-        due_s = self._due_s[task] = loop.time() + self._within_s
-        if self._timer is None:
-            self._timer = loop.call_at(due_s, self._cancel_those_due)
+        self.begin(task)
         cancelled_before = task.cancelling()
         try:
             return await work
@@ -39,16 +36,27 @@ class TimeBound:
                 raise OutOfTime from None
             raise
         finally:
-            if self._due_s.pop(task, None) is None:
+            if not self.end(task):
                 task.uncancel()
+
+    def begin(self, work: asyncio.Future[Any]) -> None:
+        """From now on it is cancelled when its time is over, until `end`."""
+        loop = asyncio.get_running_loop()
+        due_s = self._due_s[work] = loop.time() + self._within_s
+        if self._timer is None:
+            self._timer = loop.call_at(due_s, self._cancel_those_due)
+
+    def end(self, work: asyncio.Future[Any]) -> bool:
+        """Whether that was in time."""
+        return self._due_s.pop(work, None) is not None
 
     def _cancel_those_due(self) -> None:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         self._timer = None
-        for task, due_s in list(self._due_s.items()):
+        for work, due_s in list(self._due_s.items()):
             if due_s > now_s:
                 self._timer = loop.call_at(due_s, self._cancel_those_due)
                 return
-            del self._due_s[task]
-            task.cancel()
+            del self._due_s[work]
+            work.cancel()

@@ -6,8 +6,10 @@ find. The same request id with the same payload is the same request, however oft
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -62,6 +64,37 @@ class Accept:
     def accept_valid(self, requests: Sequence[Request]) -> Awaitable[Sequence[Accepted]]:
         """As `accept`, for requests that were validated one by one."""
         return self._store([_new_request(request) for request in requests])
+
+    def begin(
+        self, request: Request, then: Callable[[asyncio.Future[Accepted]], None]
+    ) -> asyncio.Future[Accepted]:
+        """As `accept_valid` for one, for whoever does not wait in a task: `then` gets what came of it.
+
+        Whoever cancels it does not learn that; it may be stored all the same.
+        """
+        signer, new = request.signer, _new_request(request)
+        if self.intake is not None:
+            self.intake.begin((signer,))
+        storing = asyncio.ensure_future(self.ledger.accept_one(new))
+        storing.add_done_callback(partial(self._end, signer, then))
+        return storing
+
+    def _end(
+        self,
+        signer: Signer,
+        then: Callable[[asyncio.Future[Accepted]], None],
+        storing: asyncio.Future[Accepted],
+    ) -> None:
+        intake = self.intake
+        if intake is not None:
+            intake.end(1)
+        if not storing.cancelled() and storing.exception() is None:
+            accepted = storing.result()
+            if accepted.outcome is AcceptOutcome.CREATED:
+                if intake is not None:
+                    intake.stored(signer)
+                self._tell(signer, (accepted,))
+        then(storing)
 
     async def _store(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         signers = [request.signer for request in requests]

@@ -6,7 +6,7 @@ counted and logged. Each has a real adapter and a fake, and one contract suite r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -209,6 +209,10 @@ class Ledger(Protocol):
     """
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]: ...
+
+    def accept_one(self, request: NewRequest) -> Awaitable[Accepted]:
+        """The same for one, which may be on its way before anybody waits for it."""
+        ...
 
     async def ask(
         self,

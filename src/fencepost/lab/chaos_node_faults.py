@@ -34,6 +34,7 @@ _FREQUENT = tuple(
         "ledger.renew",
         "ledger.acquire",
         "ledger.accept",
+        "ledger.accept_one",
         "ledger.load",
         "ledger.signers_with_work",
         "chain.send",

@@ -30,6 +30,7 @@ PORTS: dict[str, tuple[type, tuple[str, ...]]] = {
         PostgresLedger,
         (
             "accept",
+            "accept_one",
             "ask",
             "acquire",
             "renew",

@@ -5,6 +5,7 @@ An error of the database means that the outcome is unknown; the caller asks agai
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -37,8 +38,11 @@ class Accepting:
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         if len(requests) == 1:
-            return [await self._accepts.submit(requests[0])]
+            return [await self.accept_one(requests[0])]
         return await self._accept(requests)
+
+    def accept_one(self, request: NewRequest) -> asyncio.Future[Accepted]:
+        return self._accepts.put(request)
 
     async def drain(self) -> None:
         await self._accepts.drain()

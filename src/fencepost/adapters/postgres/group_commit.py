@@ -34,13 +34,17 @@ class GroupCommit(Generic[Item, Result]):
         self._running: set[asyncio.Task[None]] = set()
 
     async def submit(self, item: Item) -> Result:
+        return await self.put(item)
+
+    def put(self, item: Item) -> asyncio.Future[Result]:
+        """As `submit`, for whoever does not wait in a task."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future))
         if self._free and not self._is_closing:
             self._is_closing = True
             loop.call_soon(self._close)
-        return await future
+        return future
 
     def _close(self) -> None:
         self._is_closing = False

@@ -7,6 +7,7 @@ only the guilty one is refused, like a lane whose rows have moved.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,6 +82,9 @@ class PostgresLedger:
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         return await self._accepting.accept(requests)
+
+    def accept_one(self, request: NewRequest) -> asyncio.Future[Accepted]:
+        return self._accepting.accept_one(request)
 
     async def ask(
         self,

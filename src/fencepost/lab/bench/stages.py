@@ -52,6 +52,7 @@ class Stages:
     finished: list[tuple[float, ...]] = field(default_factory=list)  # seconds, one entry a stage
     # How many nonces a commit gave, its seconds, and those since a price was looked for.
     allocations: list[tuple[int, float, float]] = field(default_factory=list)
+    _has_begun: bool = False
     _ways: dict[UUID, _Way] = field(default_factory=dict)
     _quotes_s: dict[Address, float] = field(default_factory=dict)
     _signs: dict[Address, Span] = field(default_factory=dict)
@@ -61,20 +62,15 @@ class Stages:
     def install(self) -> None:
         for owner, method, heard in (
             (PostgresLedger, "accept", self._accepted),
+            (PostgresLedger, "accept_one", self._accepted_one),
             (PostgresLedger, "commit", self._committed),
             (KeyRing, "sign", self._signed),
             (EvmChain, "send", self._sent),
             (EvmChain, "receipts", self._looked_up),
         ):
             _put(owner, method, _timed(getattr(owner, method), heard))
-        accept = PostgresLedger.accept
-
-        async def begin(ledger: PostgresLedger, requests: Sequence[NewRequest]) -> Any:
-            self.on_first()
-            _put(PostgresLedger, "accept", accept)
-            return await accept(ledger, requests)
-
-        _put(PostgresLedger, "accept", begin)
+        for method in ("accept", "accept_one"):
+            _put(PostgresLedger, method, self._begun_by(getattr(PostgresLedger, method)))
         real = attempts.quote
 
         async def quote(lane: Lane) -> Any:
@@ -82,6 +78,19 @@ class Stages:
             return await real(lane)
 
         attempts.quote = quote
+
+    def _begun_by(self, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @wraps(real)
+        async def call(*args: Any) -> Any:
+            if not self._has_begun:
+                self._has_begun = True
+                self.on_first()
+            return await real(*args)
+
+        return call
+
+    def _accepted_one(self, span: Span, request: NewRequest) -> None:
+        self._accepted(span, (request,))
 
     def _accepted(self, span: Span, requests: Sequence[NewRequest]) -> None:
         if len(self._ways) < _MOST_REMEMBERED:

@@ -61,6 +61,9 @@ class FakeLedger:
         waits = {tx.signer for tx in self.database.txs.values() if tx.state is State.QUEUED}
         return [self._accept_one(request, request.signer in waits) for request in requests]
 
+    async def accept_one(self, request: NewRequest) -> Accepted:
+        return (await self.accept([request]))[0]
+
     def _accept_one(self, request: NewRequest, is_behind: bool) -> Accepted:  # noqa: FBT001 - a fact, not an option
         data = self.database
         if request.request_id is not None:
