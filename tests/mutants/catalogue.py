@@ -129,9 +129,7 @@ MUTANTS = [
         "a fork below a full window, while nobody runs",
     ),
     Mutant(
-        "a look back that counts from the cursor",
-        chain_flaws.looks_back_from_the_cursor,
-        "a fork below a full window, while nobody runs",
+        "a block beyond the view stands", chain_flaws.beyond_the_view_stands, "views that are behind a fork"
     ),
     Mutant(
         "a start that does not look back", chain_flaws.start_does_not_look_back, "a fork while nobody runs"

@@ -7,11 +7,10 @@ from typing import Any
 
 from fencepost.application import reconcile, step, track
 from fencepost.application.lane import Lane
-from fencepost.application.ports import Cursor
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import Confirmations, Standing
 from fencepost.domain.managed import ManagedTx
-from fencepost.runtime import lanes
+from fencepost.runtime import following, lanes
 from fencepost.runtime.following import Following
 from mutants.planting import Change
 
@@ -90,18 +89,25 @@ def take_over_does_not_look_back() -> list[Change]:
     return [(reconcile, "reopen_undone", nothing), *_forks_die_with_their_lane()]
 
 
-def looks_back_from_the_cursor() -> list[Change]:
-    """A window that is full hides what has ended below it."""
-
-    def lowest(_lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
-        return max(cursor.start_nonce, min(below, cursor.next_nonce - reach))
-
-    return [(reconcile, "RECENT", 2), (reconcile, "_lowest_of_ended", lowest), *_forks_die_with_their_lane()]
-
-
 def _forks_die_with_their_lane() -> list[Change]:
     """Otherwise a node that has seen a fork makes up for what a take-over does not do."""
-    return [(lanes, "FORK_KEPT_S", -1.0)]
+    return [(lanes, "FORK_KEPT_S", -1.0), (following, "ASK_AFTER_S", (0.0,))]
+
+
+def beyond_the_view_stands() -> list[Change]:
+    """What ended in a block that the view has not reached is taken for standing, once and for all."""
+    honest = reconcile._is_undone
+
+    async def is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
+        undone = await honest(lane, tx, latest)
+        lane.unseen_from = None
+        return undone
+
+    return [
+        (reconcile, "_is_undone", is_undone),
+        *_forks_die_with_their_lane(),
+        *start_does_not_look_back(),  # whoever comes back would find it
+    ]
 
 
 def start_does_not_look_back() -> list[Change]:

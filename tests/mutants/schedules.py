@@ -188,6 +188,20 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
             variants=2,
         )
     ),
+    "views that are behind a fork": tuple(
+        plan
+        for at_s in (9.0, 12.0, 15.0)
+        for owner in (0, 1)
+        for plan in _plan(
+            Fault("blocks_lag", at_s=at_s, slot=1 - owner, size=14, length_s=20.0),
+            Fault("reorg", at_s=at_s + 3.2, size=3, flavour="included"),
+            Fault("killed", at_s=at_s + 3.4, slot=owner, length_s=20.0),
+            requests=16,
+            length_s=40.0,
+            required=0,
+            block_s=1.0,
+        )
+    ),
     "one node lies for a moment": tuple(
         plan
         for at_s in (11.0, 13.0, 15.0)

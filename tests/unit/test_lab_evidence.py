@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from click.testing import CliRunner
+
 from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.cli.lab_chaos import chaos
 from fencepost.lab import evidence
 from fencepost.lab.checker import Violation
 from fencepost.lab.history import CursorRow, History, Line, TxRow
@@ -32,3 +35,10 @@ async def test_what_the_violations_name_is_kept(tmp_path: Path) -> None:
     assert [tx["tx_id"] for tx in kept["transactions"]] == ["tx-0xaa"]
     assert [line["id"] for line in kept["journal"]] == [1]
     assert list(kept["signers"]) == ["0xaa"]
+
+
+def test_a_run_does_not_take_the_logs_of_another_for_its_own(tmp_path: Path) -> None:
+    (tmp_path / "node-1.log").write_text('{"message":"fenced"}')
+    result = CliRunner().invoke(chaos, ["--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "name another folder" in result.output

@@ -97,6 +97,8 @@ async def test_a_fork_at_the_heads_height_is_seen_by_the_look_that_meets_it(
     tx_id = await bench.request()
     await node.turn()
     assert bench.chain.height == height
+    assert bench.state(tx_id) is State.TRACKING  # it ends once it is known that what ended before it stands
+    await node.turn()
     assert bench.state(tx_id) is State.CONFIRMED
 
 

@@ -160,6 +160,8 @@ class Lane:
     quoted: tuple[float, Fees] | None = None
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
     forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone
+    unseen_from: int | None = None  # something ended in this block, which the view has not reached yet
+    looks_down_to: int | None = None  # what ended in this block or above is being compared with the chain
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
     mines_at_once: bool = True  # the chain, as far as the last look right after a send showed
     _held: dict[UUID, _Held] = field(default_factory=dict)
@@ -174,8 +176,22 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        has_work = self.in_flight or self.queue or self.queue.arrivals
+        has_work = self.in_flight or self.queue or self.queue.arrivals or self.is_unsure
         return not (has_work or self.queue_may_have_more or self.commands_may_wait)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether all that has ended stands is not known. Until it is, nothing else ends.
+
+        So what is undone are always the newest that have ended: there the next owner looks, should we die before.
+        """
+        return not (self.forked_at is self.unseen_from is self.looks_down_to is None)
+
+    @property
+    def must_look_back(self) -> bool:
+        """It can be known now."""
+        is_seen = self.unseen_from is not None and self.unseen_from <= self.watch.view.head
+        return self.forked_at is not None or is_seen
 
     @property
     def unmined(self) -> list[ManagedTx]:
@@ -185,7 +201,7 @@ class Lane:
     @property
     def wants_blocks(self) -> bool:
         """Any block may tell it something: how deep lies what is mined, or a receipt that was not there yet."""
-        if self.seen or self.must_look_up:
+        if self.seen or self.must_look_up or self.unseen_from is not None:
             return True
         return any(tx.mined is not None for tx in self.in_flight.values())
 

@@ -62,17 +62,24 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
     """Ended transactions whose block is gone: a reorg deeper than the required depth. They are live again."""
     if lane.cursor is None:
         return 0
-    forked_at, lane.forked_at = lane.forked_at, None
+    above_view = lane.watch.view.head + 1  # forked out before we see it, perhaps: it is looked at to the last
+    down_to = lane.looks_down_to = _lowest(above_view, lane.forked_at, lane.unseen_from)
+    lane.forked_at = lane.unseen_from = None
     try:
-        return await _reopen_undone(lane, lane.cursor, latest, forked_at)
+        return await _reopen_undone(lane, lane.cursor, latest, down_to)
     except Exception:  # the lane may go on after some of them
-        forks = [block for block in (forked_at, lane.forked_at) if block is not None]
-        lane.forked_at = min(forks, default=None)
+        lane.forked_at = _lowest(down_to, lane.forked_at)
         raise
+    finally:
+        lane.looks_down_to = None
 
 
-async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None, forked_at: int | None) -> int:
-    """All at the chain's nonce and above; and below it down to the fork, or as far as they are undone.
+def _lowest(block: int, *others: int | None) -> int:
+    return min([block, *(other for other in others if other is not None)])
+
+
+async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None, down_to: int) -> int:
+    """All at the chain's nonce and above; and below it down to this block, or as far as they are undone.
 
     Blocks rise with nonces, so below the fork everything stands. Above it one that stands says nothing of those below:
     they may have been mined again, in other blocks than the ones that are stored, before it was mined at all.
@@ -81,18 +88,16 @@ async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None, forked_
         latest = await lane.chain.nonce(lane.signer.address, "latest")
     reach = RECENT
     lowest = _lowest_of_ended(lane, cursor, min(latest, cursor.next_nonce), reach)
-    count, is_more = await _reopen_between(lane, lowest, cursor.next_nonce, latest, forked_at)
+    count, is_more = await _reopen_between(lane, lowest, cursor.next_nonce, latest, down_to)
     while is_more and lowest > cursor.start_nonce:
         reach = min(MOST_REOPENED, 4 * reach)
         stop, lowest = lowest, _lowest_of_ended(lane, cursor, lowest, reach)
-        more, is_more = await _reopen_between(lane, lowest, stop, latest, forked_at)
+        more, is_more = await _reopen_between(lane, lowest, stop, latest, down_to)
         count += more
     return count
 
 
-async def _reopen_between(
-    lane: Lane, lowest: int, stop: int, latest: int, forked_at: int | None
-) -> tuple[int, bool]:
+async def _reopen_between(lane: Lane, lowest: int, stop: int, latest: int, down_to: int) -> tuple[int, bool]:
     """How many are open again, and whether more may be undone below. A page at a time, upwards."""
     count, from_nonce = 0, lowest
     lowest_mined: ManagedTx | None = None
@@ -107,14 +112,12 @@ async def _reopen_between(
         if undone:
             count += await _reopen(lane, undone)
         from_nonce = ended[-1].held_nonce() + 1 if len(ended) == MOST_REOPENED else stop
-    return count, is_lowest_undone or _is_above(forked_at, lowest_mined)
+    return count, is_lowest_undone or _is_above(down_to, lowest_mined)
 
 
-def _is_above(forked_at: int | None, lowest: ManagedTx | None) -> bool:
-    """Whether the fork reaches below the lowest that was found; if none was, nothing says that it doesn't."""
-    if forked_at is None:
-        return False
-    return lowest is None or lowest.mined is None or lowest.mined.block.number >= forked_at
+def _is_above(down_to: int, lowest: ManagedTx | None) -> bool:
+    """Whether there may be more below the lowest that was found; if none was, nothing says that there isn't."""
+    return lowest is None or lowest.mined is None or lowest.mined.block.number >= down_to
 
 
 async def _reopen(lane: Lane, undone: list[ManagedTx]) -> int:
@@ -137,10 +140,12 @@ def _lowest_of_ended(lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
 async def _is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
     if tx.mined is None:
         return False
-    view = await lane.watch.view_around(tx.mined.block.number, above=0)
-    where = standing(tx.mined.block, view)
-    if (
-        where is Standing.BEYOND_VIEW
-    ):  # our view may be behind: then the chain's nonce says whether it is consumed
-        return tx.held_nonce() >= latest
-    return where is Standing.ORPHANED
+    block = tx.mined.block
+    where = standing(block, await lane.watch.view_around(block.number, above=0))
+    if where is not Standing.BEYOND_VIEW:
+        return where is Standing.ORPHANED
+    if tx.held_nonce() >= latest:
+        return True
+    # Our view is behind, or it went back: whether its nonce was consumed in that block or in another is seen later.
+    lane.unseen_from = _lowest(block.number, lane.unseen_from)
+    return False

@@ -39,7 +39,7 @@ async def _round(lane: Lane) -> float | None:
             await reconcile(lane)
     if lane.ahead_looked_s is not None:
         await look_again(lane)
-    if lane.forked_at is not None:
+    if lane.must_look_back:
         await reopen_undone(lane)
     await track(lane)
     await escalate(lane)

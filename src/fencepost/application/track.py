@@ -125,7 +125,7 @@ async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, R
         if now is None:
             now = depths[receipt.block] = confirm(receipt.block, view, recorded=(), required=required)
         if now.standing is not Standing.ORPHANED:
-            changes.append(lane.change(tx, *_steps_of(tx, receipt, now)))
+            changes.append(lane.change(tx, *_steps_of(lane, tx, receipt, now)))
             lane.suspicions.pop(tx.held_nonce(), None)
     if not changes:
         return 0
@@ -137,13 +137,14 @@ async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, R
     return len(changes)
 
 
-def _steps_of(tx: ManagedTx, receipt: Receipt, now: Confirmations) -> list[partial[Step]]:
+def _steps_of(lane: Lane, tx: ManagedTx, receipt: Receipt, now: Confirmations) -> list[partial[Step]]:
     """It is mined; and if its block lies deep enough already, it has ended in the same commit.
 
-    A revert waits for its reason, and what a person holds back waits for that person: both end in `_confirm`.
+    A revert waits for its reason, what a person holds back waits for that person, and all wait for what is unsure:
+    they end in `_confirm`.
     """
     steps = [partial(managed.mined, receipt=receipt)]
-    if now.is_final and receipt.succeeded and tx.state is not State.SUSPENDED:
+    if now.is_final and receipt.succeeded and tx.state is not State.SUSPENDED and not lane.is_unsure:
         steps.append(partial(managed.finished, confirmations=now, revert_reason=None))
     return steps
 
@@ -200,7 +201,7 @@ async def _confirm(lane: Lane) -> int:
             changes.append(lane.change(tx, partial(managed.orphaned, due_s=lane.clock.now_s())))
             orphans.append(tx)
             lane.observer.note("new_fork", signer=lane.signer, tx=tx.tx_id, token=lane.term.token)
-        elif now.is_final and tx.state is State.TRACKING:
+        elif now.is_final and tx.state is State.TRACKING and not lane.is_unsure:
             reason = (
                 None
                 if tx.mined is None or tx.mined.succeeded

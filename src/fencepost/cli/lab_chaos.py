@@ -43,6 +43,10 @@ _SHOWN = 20
 )
 def chaos(*, seconds: float, seed: int, nodes: int, json_wanted: bool, out: Path | None) -> int:
     """Nodes, database and chain under faults by seed; then a check of 14 invariants; then a fail-over that loses commits. Exit code 1 on any violation."""
+    if out is not None and any(out.glob("*.log*")):  # they would be taken for this run's
+        raise click.BadParameter(
+            f"{out} holds the logs of another run; name another folder", param_hint="--out"
+        )
     screen = Console(stderr=True, highlight=False) if json_wanted else console()
     plan = Plan(seconds=seconds, seed=seed, nodes=nodes)
     folder = out or Path(tempfile.mkdtemp(prefix="fencepost-chaos-logs-"))
@@ -55,6 +59,8 @@ def chaos(*, seconds: float, seed: int, nodes: int, json_wanted: bool, out: Path
         shutil.rmtree(folder, ignore_errors=True)
     if json_wanted:
         click.echo(json.dumps(as_json(outcome), indent=2))
+        if not outcome.is_good:
+            screen.print(f"logs are in {folder}")
     else:
         _tell(outcome, screen, folder)
     return 0 if outcome.is_good else 1

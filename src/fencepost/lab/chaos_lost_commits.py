@@ -99,7 +99,7 @@ async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
         await asyncio.sleep(_BLOCKS_HELD_BEFORE_S)
         for name in _UNSYNCED:  # for the next start: nothing is reloaded
             await connection.execute(f"ALTER SYSTEM RESET {name}")
-        before = await _told(connection, last_id)
+        before = await _stored(connection, last_id)
         issued = await gather.terms(connection)
         crashed_s = time.time()
         await stage.promote_database()
@@ -108,19 +108,22 @@ async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
     back_s = time.time()
     connection = await asyncpg.connect(stage.postgres.dsn, command_timeout=_READ_WITHIN_S)
     try:
-        lost = before - await _told(connection, last_id)
+        left = await _stored(connection, last_id)
     finally:
         await connection.close()
-    commits_lost = len({xid for _, xid, *_ in lost})
+    commits_lost = len({xid for what, xid in before.items() if what not in left})
     return FailOver(unsynced_s, crashed_s, back_s, issued, late_s=stage.plan.lease_s), commits_lost
 
 
-async def _told(connection: Connection, after_id: int) -> set[tuple[object, ...]]:
-    """The journal's lines, so that one which has got the number of a lost one is another."""
-    return {_key(line) for line in await gather.lines(connection, after_id=after_id)}
+async def _stored(connection: Connection, after_id: int) -> dict[object, int]:
+    """What is there → the transaction that wrote it: requests, and the journal's lines after this one."""
+    requests = await connection.fetch("SELECT tx_id, xmin::text::bigint AS xid FROM managed_tx")
+    lines = await gather.lines(connection, after_id=after_id)
+    return {row["tx_id"]: row["xid"] for row in requests} | {_key(line): line.xid for line in lines}
 
 
 def _key(line: Line) -> tuple[object, ...]:
+    """Whole, so that a line which has got the number of a lost one is another."""
     return line.id, line.xid, line.signer, line.event, line.tx_id, line.token
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from fencepost.application.heads import ChainWatch, HeadChange
-from fencepost.application.ports import Header, Ledger
+from fencepost.application.ports import Clock, Header, Ledger
 from fencepost.domain.ids import Signer
 from fencepost.errors import RpcError
 from fencepost.runtime.lanes import Lanes
@@ -19,8 +21,23 @@ _log = logging.getLogger(__name__)
 # Of so many requests that came last, the blocks are compared with the chain when a view begins.
 MOST_LOOKED_BACK = 64
 
+# A fork is asked about at once, and again so many seconds later: an owner whose view is behind does not know of it, and
+# may still write an end in a block that is gone.
+ASK_AFTER_S = (0.0, 2.0, 15.0, 60.0)
+
+# A feed shows a head once. What could not be told of it is tried again after a growing pause.
+FIRST_PAUSE_S = 0.1
+MOST_PAUSE_S = 2.0
+
 # New heads of a chain, as they come; it ends by being closed.
 HeadFeed = Callable[[], AsyncGenerator[Header, None]]
+
+
+class _Ask(NamedTuple):
+    """Whose transactions have ended in this block or above?"""
+
+    block: int
+    due_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +46,10 @@ class Following:
     heads: Mapping[int, HeadFeed]  # by chain id
     lanes: Lanes
     ledger: Ledger
+    clock: Clock
     on_undone: Callable[[Signer, int], None]  # a fork reaches down to this block, below what has ended for it
     _unlooked: set[int] = field(default_factory=set)  # chain ids: whether what had ended still stands
-    _unasked: dict[int, int] = field(
-        default_factory=dict
-    )  # chain id → lowest fork the ledger wasn't asked about
+    _asks: dict[int, list[_Ask]] = field(default_factory=dict)  # by chain id: still to be put to the ledger
 
     def __post_init__(self) -> None:
         for chain_id, watch in self.watches.items():
@@ -42,13 +58,23 @@ class Following:
     async def run(self, chain_id: int) -> None:
         async with aclosing(self.heads[chain_id]()) as heads:
             async for head in heads:
-                try:
-                    await self.once(chain_id, head)
-                except RpcError as error:
-                    _log.warning("chain %s: %s", chain_id, error)
-                    self.watches[chain_id].block_expected.set()  # not seen whole: soon again
-                except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next head tries again
-                    _log.exception("chain %s: a head was not told to the lanes", chain_id)
+                pause_s = FIRST_PAUSE_S
+                now: Header | None = head
+                while not await self._follow(chain_id, now):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                    now = None  # whatever the head is by then
+
+    async def _follow(self, chain_id: int, head: Header | None) -> bool:
+        try:
+            await self.once(chain_id, head)
+        except RpcError as error:
+            _log.warning("chain %s: %s", chain_id, error)
+        except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, and it is tried again
+            _log.exception("chain %s: a head was not told to the lanes", chain_id)
+        else:
+            return True
+        return False
 
     async def once(self, chain_id: int, head: Header | None = None) -> HeadChange:
         change = await self.watches[chain_id].refresh(head)
@@ -77,19 +103,26 @@ class Following:
                 undone.append(block.number)
         if undone:
             _log.warning("chain %s forked at block %s or below while nobody saw it", chain_id, undone[-1])
-            self._unasked[chain_id] = min(undone[-1], self._unasked.get(chain_id, undone[-1]))
+            self._will_ask(chain_id, undone[-1])
         self._unlooked.discard(chain_id)
+
+    def _will_ask(self, chain_id: int, block: int) -> None:
+        now_s = self.clock.now_s()
+        self._asks.setdefault(chain_id, []).extend(_Ask(block, now_s + after_s) for after_s in ASK_AFTER_S)
 
     async def _ask_what_is_undone(self, chain_id: int) -> None:
         """A fork may reach below what has ended, of signers that nobody holds any more.
 
         The view moves on at once and shows a fork only once: one that the ledger could not be asked about is kept.
         """
-        if (forked_at := self._unasked.get(chain_id)) is None:
+        now_s = self.clock.now_s()
+        due = [ask for ask in self._asks.get(chain_id, ()) if ask.due_s <= now_s]
+        if not due:
             return
-        for signer in await self.ledger.signers_finished_since(chain_id, forked_at):
-            self.on_undone(signer, forked_at)
-        del self._unasked[chain_id]
+        block = min(ask.block for ask in due)
+        for signer in await self.ledger.signers_finished_since(chain_id, block):
+            self.on_undone(signer, block)
+        self._asks[chain_id] = [ask for ask in self._asks[chain_id] if ask not in due]  # others may have come
 
     def _tell_lanes(self, chain_id: int, change: HeadChange) -> None:
         self.lanes.head_moved()
@@ -98,7 +131,7 @@ class Following:
             _log.warning(
                 "chain %s forked at block %s, below head %s", chain_id, change.forked_at, change.old_head
             )
-            self._unasked[chain_id] = min(change.forked_at, self._unasked.get(chain_id, change.forked_at))
+            self._will_ask(chain_id, change.forked_at)
         concerns_all = change.begun_anew or change.forked_at is not None
         for lane in self.lanes if concerns_all else self.lanes.watchful():
             if lane.signer.chain_id != chain_id:

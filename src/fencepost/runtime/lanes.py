@@ -295,7 +295,7 @@ class Lanes:
             self._lose(slot, error)
             return None
         slot.failures = slot.moves = 0
-        if lane.reconciled and lane.forked_at is None and self._slots.get(lane.signer) is slot:
+        if lane.reconciled and not lane.is_unsure and self._slots.get(lane.signer) is slot:
             self._forks.pop(lane.signer, None)
         return again_s
 

@@ -99,7 +99,7 @@ class Node:
             soonest_expiry=self.soonest_expiry,
         )
         self.following = Following(
-            self.watches, self.heads, self.lanes, self.ledger, on_undone=self.seeking.undone
+            self.watches, self.heads, self.lanes, self.ledger, self.clock, on_undone=self.seeking.undone
         )
         self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
 

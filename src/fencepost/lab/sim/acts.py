@@ -264,6 +264,7 @@ _ACTS: Final = {
     "nonce_lags": _nonce_lags,
     "nonce_lies": _nonce_lies,
     "endpoint_lags": _somewhere,
+    "blocks_lag": _somewhere,
     "receipts_withheld": _somewhere,
     "evicted": _evict,
     "fee_spike": _fee_spike,

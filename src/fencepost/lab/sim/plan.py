@@ -107,6 +107,7 @@ AT_TIME: Final[Mapping[str, int]] = {
     "nonce_lags": 2,
     "nonce_lies": 4,
     "endpoint_lags": 3,
+    "blocks_lag": 3,
     "receipts_withheld": 2,
     "evicted": 4,
     "fee_spike": 2,
@@ -131,7 +132,7 @@ THEMES: Final = (
     ("pause_before", "pause_after", "slow_call", "db_waits", "clock_jump", "restart"),
     ("crash_after", "crash_before", "killed", "hand_over", "db_answer_lost", "hints_lost"),
     ("fail_over", "db_restart", "fee_spike", "nonce_lags", "evicted", "killed"),
-    ("fork_unwatched", "reorg", "killed", "endpoint_lags", "restart", "no_blocks"),
+    ("fork_unwatched", "reorg", "killed", "blocks_lag", "endpoint_lags", "restart", "no_blocks"),
     ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags"),
     ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "evicted", "fee_spike"),
     ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),
@@ -309,8 +310,8 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
         case "nonce_lies":
             size = rng.randint(1, 3)
             flavour = rng.choice(("low", "high", "high"))
-        case "evicted" | "endpoint_lags":
-            size = rng.randint(1, 5)
+        case "evicted" | "endpoint_lags" | "blocks_lag":
+            size = rng.randint(1, 15 if fault.kind == "blocks_lag" else 5)
         case "fork_unwatched":  # blocks come while nobody looks
             size, flavour = setup.required + rng.randint(1, 6), rng.choice(_REORGS)
         case "reorg":

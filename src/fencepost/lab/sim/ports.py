@@ -149,6 +149,7 @@ class ChainPort:
         "quote_fees",
         "revert_reason",
     )
+    _OF_BLOCKS = ("head", "block")
 
     def __init__(self, gate: Gate, chain: FakeChain) -> None:
         self.inner = chain
@@ -166,13 +167,15 @@ class ChainPort:
                 raise RpcUnavailable("the node does not answer")
             if self._fails():
                 raise RpcUnavailable("the node failed")
-            return await getattr(self._node(), name)(*args, **kwargs)
+            return await getattr(self._node(name), name)(*args, **kwargs)
 
         return await self._gate.through(name, reached, failure=partial(RpcUnavailable, "no answer"))
 
-    def _node(self) -> FakeChain:
-        """What the node that is asked has seen of the chain so far."""
+    def _node(self, asked: str) -> FakeChain:
+        """What the node that is asked has seen of the chain so far. Blocks may come from another one than the rest."""
         behind = self._gate.weather_of("endpoint_lags")
+        if asked in self._OF_BLOCKS:
+            behind = max(behind, self._gate.weather_of("blocks_lag"))
         return self.inner.behind(behind) if behind else self.inner
 
     def _fails(self) -> bool:
@@ -217,7 +220,7 @@ class ChainPort:
                 if self._gate.rng.random() < 0.5:  # noqa: PLR2004 - half of them had been executed
                     await self.inner.send(txs)
                 return unknown
-            node = self._node()
+            node = self._node("send")
             said = await node.send(txs)
             if node is not self.inner:  # it answers by what it knows, and passes on what it got
                 await self.inner.send(txs)
