@@ -9,8 +9,9 @@ from uuid import uuid4
 import asyncpg
 
 from fakes.clock import FakeClock
-from fencepost.adapters.postgres.database import Pool, open_pool
+from fencepost.adapters.postgres.database import open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.nonce.leased import LeasedNonces
 from fencepost.nonce.port import NoncePort

@@ -20,9 +20,10 @@ from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.database import History, Pool, open_pools
+from fencepost.adapters.postgres.database import History, open_pools
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.nodes import soonest_expiry_s
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.wakeups import Wakeups
 from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.application.accept import Accept

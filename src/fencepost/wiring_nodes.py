@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from fencepost.adapters.http.forward import HttpForward
-from fencepost.adapters.postgres.database import History, Pool, Pools
+from fencepost.adapters.postgres.database import History, Pools
 from fencepost.adapters.postgres.nodes import PostgresMembers, node_place, take_sample
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.wakeups import Wakeups
 from fencepost.application.forwarding import Passes
 from fencepost.application.intake import Intake

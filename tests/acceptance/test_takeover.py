@@ -141,15 +141,12 @@ class Stage:
     @asynccontextmanager
     async def written_but_not_committed(self) -> AsyncIterator[Connection]:
         """A connection of a's own, in a transaction that ran a's write."""
-        connection = await self.a._pool.acquire()
-        try:
+        async with self.a._pool.acquire() as connection:
             await connection.execute("BEGIN")
             statement, arguments = lane_statement([self.write], now_s=0, node="a")
             (answer,) = await connection.fetch(statement, *arguments)
             assert answer["applied"]
             yield connection
-        finally:
-            await self.a._pool.release(connection, timeout=5)
 
     async def until_expired(self, book: Book) -> None:
         async def is_expired() -> bool:
@@ -227,8 +224,7 @@ async def test_a_write_that_meets_an_open_take_over_waits_for_it_and_is_refused(
     account = by_hand.accounts[0]
     async with staged(dsn, client, account, lease_s=UNHURRIED_S) as stage:
         await book.connection.execute("UPDATE signer_lease SET expires_at = '-infinity'")
-        taking = await stage.b._pool.acquire()
-        try:
+        async with stage.b._pool.acquire() as taking:
             await taking.execute("BEGIN")
             arguments = (
                 [stage.signer.chain_id],
@@ -243,8 +239,6 @@ async def test_a_write_that_meets_an_open_take_over_waits_for_it_and_is_refused(
             await eventually(partial(_somebody_waits_for_a_lock, book))
             await taking.execute("COMMIT")
             assert not (await writing).lease_ok
-        finally:
-            await stage.b._pool.release(taking, timeout=5)
     assert await book.states(account) == {"QUEUED": 1}
 
 

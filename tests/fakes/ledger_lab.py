@@ -13,8 +13,9 @@ from typing import Protocol
 from uuid import UUID, uuid4
 
 from fakes.clock import FakeClock
-from fencepost.adapters.postgres.database import Pool, open_pool
+from fencepost.adapters.postgres.database import open_pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.ports import Ledger, NewRequest
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.managed import Attempt, Intent, Kind, Purpose

@@ -20,6 +20,7 @@ import asyncpg
 from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import Clock, Cursor, LaneWrite, NewRequest, TxChange
 from fencepost.domain import managed
@@ -59,7 +60,7 @@ class Stage:
         return connection
 
     async def ledger(self, owner: Owner, *, clock: Clock | None = None) -> PostgresLedger:
-        pool = await asyncpg.create_pool(self.dsn, min_size=1, max_size=2)
+        pool = Pool(await asyncpg.create_pool(self.dsn, min_size=1, max_size=2))
         self._stack.callback(pool.terminate)
         return PostgresLedger(
             pool,

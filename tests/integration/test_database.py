@@ -16,7 +16,6 @@ from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import (
     OLDEST_SERVER,
     TRANSACTION_TIMEOUT_SINCE,
-    Pool,
     Timeouts,
     close_pool,
     identify,
@@ -24,6 +23,7 @@ from fencepost.adapters.postgres.database import (
     require_supported,
 )
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.wakeups import CHANNEL, MOST_PENDING, Wakeups
 from fencepost.dev.postgres import EmbeddedPostgres
 from fencepost.domain.ids import Address, Signer

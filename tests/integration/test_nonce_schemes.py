@@ -456,8 +456,7 @@ async def test_the_lock_is_deleted_by_its_owner_only(lab: NonceLab) -> None:
 async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -> None:
     port = await lab.open("postgres+lock")
     await give(port)
-    blocker = await lab.pool.acquire()
-    try:
+    async with lab.pool.acquire() as blocker:
         transaction = blocker.transaction()
         await transaction.start()
         await blocker.execute("SELECT 1 FROM nonce_cursor FOR UPDATE")
@@ -467,8 +466,6 @@ async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -
         await transaction.rollback()
         assert await waiting == [1]
         assert not await link.command("EXISTS", f"fencepost:nonce:lock:{ALICE}")
-    finally:
-        await lab.pool.release(blocker)
 
 
 # ---- managed or nonce-only, whoever comes first
@@ -476,9 +473,8 @@ async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -
 
 async def test_of_two_first_uses_at_the_same_moment_one_wins(lab: NonceLab) -> None:
     """The core's accept waits at the nonce service's uncommitted row, and then sees whose the signer is."""
-    blocker = await lab.pool.acquire()
     core = lab.core()
-    try:
+    async with lab.pool.acquire() as blocker:
         transaction = blocker.transaction()
         await transaction.start()
         await blocker.execute(
@@ -490,15 +486,12 @@ async def test_of_two_first_uses_at_the_same_moment_one_wins(lab: NonceLab) -> N
         await until(lambda: lab.pool.fetchval(SOMEBODY_WAITS))
         await transaction.commit()
         outcomes = [accepted.outcome for accepted in await accepting]
-    finally:
-        await lab.pool.release(blocker)
     assert outcomes == [AcceptOutcome.PROTECTED, AcceptOutcome.CREATED]
 
 
 async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: NonceLab) -> None:
-    blocker = await lab.pool.acquire()
     core = lab.core()
-    try:
+    async with lab.pool.acquire() as blocker:
         transaction = blocker.transaction()
         await transaction.start()
         await blocker.execute(
@@ -510,8 +503,6 @@ async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: 
         await until(lambda: lab.pool.fetchval(SOMEBODY_WAITS))
         await transaction.commit()
         (accepted,) = await accepting
-    finally:
-        await lab.pool.release(blocker)
     assert accepted.outcome is AcceptOutcome.CREATED
     with pytest.raises(SignerElsewhere):
         await give(await lab.open("leased"))

@@ -12,6 +12,7 @@ import asyncpg
 import pytest_asyncio
 
 from fencepost.adapters.postgres.database import Connection
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.read import BEGINNING, Place
 from fencepost.domain.managed import ManagedTx
@@ -26,8 +27,9 @@ async def on(dsn: str) -> AsyncIterator[Stage]:
 
 @pytest_asyncio.fixture
 async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
-    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
-        yield PostgresReader(pool)
+    pool = Pool(await asyncpg.create_pool(dsn, min_size=1, max_size=1))
+    yield PostgresReader(pool)
+    await pool.close()
 
 
 async def end(connection: Connection, tx: ManagedTx) -> None:

@@ -24,7 +24,7 @@ import asyncpg
 
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import DriverPool
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.anvil import anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
@@ -130,7 +130,7 @@ class Stage:
     plan: Plan
     postgres: EmbeddedPostgres
     dsn: str = field(repr=False)
-    database: Pool
+    database: DriverPool
     chain: LabChain
     chain_id: int
     keys: LocalKeys

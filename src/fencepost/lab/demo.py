@@ -24,7 +24,7 @@ import aiohttp
 import asyncpg
 
 from fencepost.adapters.evm.rpc import JsonRpc
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import DriverPool
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.dev.anvil import AnvilNode, anvil_node, find_anvil
 from fencepost.dev.paths import default_cache_dir
@@ -85,7 +85,7 @@ class Demo:
     dsn: str
     chain: AnvilNode
     nodes: list[NodeProcess]
-    database: Pool
+    database: DriverPool
     addresses: tuple[str, ...]
     transactions: int
     _note: str = "pouring"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.heads import ChainWatch
 from fencepost.domain.confirmations import MOST_LISTED, confirm

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
-from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.heads import ChainWatch
 from fencepost.application.ports import Chain, Clock
 from fencepost.domain.ids import Signer

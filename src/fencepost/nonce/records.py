@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID, uuid4
 
-from fencepost.adapters.postgres.database import Connection, Pool
+from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.errors import FencepostError, NonceUnavailable, SignerElsewhere

@@ -13,8 +13,8 @@ from uuid import UUID
 import msgspec
 
 from fencepost.adapters.postgres.arrays import JOINED, QUOTED, WORDS, columns
-from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import Accepted, AcceptOutcome, Clock, NewRequest

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.errors import DatabaseUnusable
 
 if TYPE_CHECKING:
     # asyncpg's classes are generic for the type checker only.
     Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
-    Pool = asyncpg.Pool[asyncpg.Record]
 else:
     Connection = asyncpg.Connection
-    Pool = asyncpg.Pool
 
 OLDEST_SERVER = 15
 TRANSACTION_TIMEOUT_SINCE = 17
@@ -121,7 +120,7 @@ async def open_pool(
             history.met(await identify(connection))
 
     try:
-        pool = await asyncpg.create_pool(
+        driver = await asyncpg.create_pool(
             dsn,
             min_size=1,
             max_size=size,
@@ -133,6 +132,7 @@ async def open_pool(
         )
     except CONNECT_ERRORS as error:
         raise unusable(error) from error
+    pool = Pool(driver)
     try:
         yield pool
     finally:

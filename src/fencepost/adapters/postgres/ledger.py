@@ -18,10 +18,10 @@ import msgspec
 
 from fencepost.adapters.postgres import rows
 from fencepost.adapters.postgres.accepting import Accepting
-from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.loading import Loading
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import (
     Accepted,

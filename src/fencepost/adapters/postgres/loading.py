@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from fencepost.adapters.postgres import rows
-from fencepost.adapters.postgres.database import Pool
 from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import Clock, Command, Cursor, LaneState
 from fencepost.domain.ids import Signer

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from uuid import UUID
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.intake import Sample
 from fencepost.application.membership import Member, NodeView

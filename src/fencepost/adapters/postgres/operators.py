@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.adapters.postgres.rows import Row
 from fencepost.application.api_keys import ApiKey, KeyStore, NewKey, Scope

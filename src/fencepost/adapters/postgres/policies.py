@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.adapters.postgres.rows import Row
 from fencepost.application.operate import Actor

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from fencepost.adapters.postgres.database import Pool
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.adapters.postgres.rows import Row, decode_receipt, signer_of
 from fencepost.application.history import JournalRow

@@ -16,7 +16,8 @@ from contextlib import suppress
 
 import asyncpg
 
-from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection, Pool
+from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import ManagedTx
 
