@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from fencepost.adapters.postgres.journal_sheets import MOST_LINES
 from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.application.read import BEGINNING, Part, Place
@@ -37,8 +38,9 @@ async def on(dsn: str) -> AsyncIterator[Stage]:
 
 @pytest_asyncio.fixture
 async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
-    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
-        yield PostgresReader(pool)
+    pool = Pool(await asyncpg.create_pool(dsn, min_size=1, max_size=1))
+    yield PostgresReader(pool)
+    await pool.close()
 
 
 async def queued(on: Stage) -> tuple[PostgresLedger, Term, list[ManagedTx]]:

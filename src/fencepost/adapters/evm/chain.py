@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from fencepost.adapters.evm import answers
+from fencepost.adapters.evm import answers, receipts
 from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, typical
 from fencepost.adapters.evm.merge import merge
 from fencepost.adapters.evm.node_errors import Row, classify
 from fencepost.adapters.evm.quotes import Quotes, quote
+from fencepost.adapters.evm.receipts import Found
 from fencepost.adapters.evm.revert import refusal_reason
 from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
 from fencepost.adapters.evm.together import Together
@@ -184,10 +185,10 @@ class EvmChain(Chain):
         """A receipt one node lacks is asked of all. None means that each of them was reached and has none."""
         if not hashes:
             return []
-        return _usable(await self._looking_up.ask(hashes))
+        return receipts.usable(await self._looking_up.ask(hashes))
 
-    async def _receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | RpcError | None]:
-        found = await self._endpoints.read(lambda endpoint: _receipts(endpoint, hashes))
+    async def _receipts(self, hashes: Sequence[TxHash]) -> Sequence[Found]:
+        found = await self._endpoints.read(lambda endpoint: receipts.ask(endpoint, hashes))
         missing = [
             tx_hash
             for tx_hash, receipt in zip(hashes, found, strict=True)
@@ -195,10 +196,10 @@ class EvmChain(Chain):
         ]
         if not missing or len(self._endpoints.all) == 1:
             return found
-        settled = await self._endpoints.ask_all(lambda endpoint: _receipts(endpoint, missing))
+        settled = await self._endpoints.ask_all(lambda endpoint: receipts.ask(endpoint, missing))
         elsewhere: dict[TxHash, Receipt | RpcError] = {}
         for _, said in settled:
-            for tx_hash, receipt in zip(missing, _each(said, len(missing)), strict=True):
+            for tx_hash, receipt in zip(missing, receipts.each(said, len(missing)), strict=True):
                 if receipt is not None and not isinstance(elsewhere.get(tx_hash), Receipt):
                     elsewhere[tx_hash] = receipt
         return [
@@ -211,22 +212,20 @@ class EvmChain(Chain):
         if not hashes:
             return [], await self.head()
         seen = await self._looking.ask(hashes)
-        return _usable([found for found, _ in seen]), seen[0][1]
+        return receipts.usable([found for found, _ in seen]), seen[0][1]
 
-    async def _receipts_and_head(
-        self, hashes: Sequence[TxHash]
-    ) -> Sequence[tuple[Receipt | RpcError | None, Header]]:
-        calls = [*_receipt_calls(hashes), _head_call("latest")]
+    async def _receipts_and_head(self, hashes: Sequence[TxHash]) -> Sequence[tuple[Found, Header]]:
+        calls = [*receipts.calls(hashes), _head_call("latest")]
 
-        async def ask(endpoint: Endpoint) -> tuple[list[Receipt | RpcError | None], _Head]:
+        async def ask(endpoint: Endpoint) -> tuple[list[Found], _Head]:
             *said, newest = await endpoint.rpc.batch(calls)
             head = _head(newest, "latest")
-            return [_receipt(endpoint, *pair) for pair in zip(hashes, said, strict=True)], head
+            return [receipts.read(endpoint, *pair) for pair in zip(hashes, said, strict=True)], head
 
         answered = answers_of(await self._endpoints.ask_all(ask))
         head = self._best_head({endpoint: head for endpoint, (_, head) in answered})
         everywhere = zip(*(found for _, (found, _) in answered), strict=True)
-        return [(_first_of(found), head) for found in everywhere]
+        return [(receipts.best_of(found), head) for found in everywhere]
 
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         if not hashes:
@@ -331,54 +330,6 @@ def _head(said: object, tag: BlockTag) -> _Head:
     if said is None:
         raise RpcRefused(f"the node has no {tag} block yet")
     return _Head(answers.header(said), said)
-
-
-def _receipt_calls(hashes: Sequence[TxHash]) -> list[tuple[str, Sequence[Any]]]:
-    return [("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes]
-
-
-async def _receipts(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Receipt | RpcError | None]:
-    """Raises when not one answer is usable, so that another endpoint is asked."""
-    said = await endpoint.rpc.batch(_receipt_calls(hashes))
-    found = [_receipt(endpoint, *pair) for pair in zip(hashes, said, strict=True)]
-    if isinstance(found[0], RpcError) and all(isinstance(receipt, RpcError) for receipt in found):
-        raise found[0]
-    return found
-
-
-def _receipt(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Receipt | RpcError | None:
-    if isinstance(answer, RpcError):
-        return answer
-    try:
-        receipt = answers.receipt(answer, asked=tx_hash)
-    except RpcUnavailable as error:
-        return error
-    if receipt is not None and receipt.tx_hash != tx_hash:
-        return RpcUnavailable(f"{endpoint.rpc.endpoint}: the receipt of another transaction")
-    return receipt
-
-
-def _usable(found: Sequence[Receipt | RpcError | None]) -> list[Receipt | None]:
-    """As it is; raises what stands in the place of a receipt."""
-    receipts: list[Receipt | None] = []
-    for receipt in found:
-        if isinstance(receipt, RpcError):
-            raise receipt
-        receipts.append(receipt)
-    return receipts
-
-
-def _first_of(found: Sequence[Receipt | RpcError | None]) -> Receipt | RpcError | None:
-    """What several endpoints said of one transaction: a receipt before an error, an error before nothing."""
-    receipt = next((one for one in found if isinstance(one, Receipt)), None)
-    return receipt or next((one for one in found if one is not None), None)
-
-
-def _each(
-    said: list[Receipt | RpcError | None] | RpcError, count: int
-) -> Sequence[Receipt | RpcError | None]:
-    """What an endpoint said to each; one that failed as a whole said the same to all."""
-    return [said] * count if isinstance(said, RpcError) else said
 
 
 async def _replayed(endpoint: Endpoint, tx_hash: TxHash) -> str | None:
