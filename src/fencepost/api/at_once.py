@@ -24,6 +24,7 @@ from fencepost.api.submit import begin_one, created, taken
 from fencepost.api.time_bound import OutOfTime
 from fencepost.api.unwaited import Waits, unwaited
 from fencepost.application.accept import Request
+from fencepost.application.forwarding import PASS_HEADER
 from fencepost.application.ports import Accepted, AcceptOutcome
 from fencepost.errors import Stopping
 from fencepost.exchange import Exchange
@@ -44,8 +45,11 @@ class AtOnce:
         scope = exchange.scope
         if scope["path"] != self._path or scope["method"] != self._method:
             return False
+        request = Incoming(scope, exchange.receive)
+        if PASS_HEADER in request.headers:  # it is good for one look
+            return False
         try:
-            call = unwaited(self._answering.call(Incoming(scope, exchange.receive)))
+            call = unwaited(self._answering.call(request))
             storing = begin_one(call, partial(self._stored, exchange, call))
         except Waits:  # for who it is that asks: nothing else has been looked at
             return False
