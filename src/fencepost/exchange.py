@@ -182,15 +182,14 @@ def answer_bytes(
 ) -> bytes:
     """The bytes of an answer. How long it is, and whether it is the last one here, is said here and by nobody else."""
     lines = [b"%b: %b\r\n" % header for header in (*default, *headers) if header[0] != b"content-length"]
-    is_bodiless = status in _BODILESS
-    if not is_bodiless:
-        lines.append(b"content-length: %d\r\n" % len(body))
-    if is_last:
-        lines.append(b"connection: close\r\n")
     head = b"".join(lines)
     if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
         raise RuntimeError("a header has characters that would end it")
-    return b"%b%b\r\n%b" % (_STATUS_LINES[status], head, b"" if is_head or is_bodiless else body)
+    last = b"connection: close\r\n" if is_last else b""
+    if status in _BODILESS:
+        return b"%b%b%b\r\n" % (_STATUS_LINES[status], head, last)
+    said = b"" if is_head else body
+    return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (_STATUS_LINES[status], head, len(body), last, said)
 
 
 # Asked for a request that is there as a whole: whether it will call `answer`, or have it run in a task after all. It

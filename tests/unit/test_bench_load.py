@@ -71,7 +71,7 @@ def requests(url: str, count: int) -> list[bytes]:
 async def test_all_is_asked_once_over_the_connections_there_are() -> None:
     async with serving() as server, asyncio.timeout(PATIENCE_S):
         answers = await drive(server.url, requests(server.url, 40), connections=4)
-    assert sorted(answer.index for answer in answers) == list(range(40))
+    assert sorted(answer.number for answer in answers) == list(range(40))
     assert sorted(server.bodies, key=int) == [str(index).encode() for index in range(40)]
     assert all(answer.status == 202 and answer.answered_s >= answer.asked_s for answer in answers)
 
@@ -80,15 +80,15 @@ async def test_a_connection_that_the_server_closes_when_it_is_idle_is_no_loss() 
     async with serving() as server, asyncio.timeout(PATIENCE_S):
         server.hangs_up_after = b"0"
         answers = await drive(server.url, requests(server.url, 2), connections=2)
-    assert [answer.index for answer in answers] == [0, 1]
+    assert [answer.number for answer in answers] == [0, 1]
 
 
 async def test_a_pace_is_kept_whether_or_not_answers_come() -> None:
     async with serving() as server, asyncio.timeout(PATIENCE_S):
         began_s = time.monotonic()
         answers = await pace(server.url, requests(server.url, 20), rate=50)
-    assert sorted(answer.index for answer in answers) == list(range(20))
-    assert all(answer.asked_s >= began_s + answer.index / 50 for answer in answers)
+    assert sorted(answer.number for answer in answers) == list(range(20))
+    assert all(answer.asked_s >= began_s + answer.number / 50 for answer in answers)
 
 
 async def test_an_answer_that_never_comes_is_told() -> None:

@@ -59,6 +59,23 @@ async def test_who_comes_in_the_same_turn_shares_a_batch(disk: Disk) -> None:
     assert disk.batches == [[1, 2, 3]]
 
 
+async def test_a_batch_goes_beside_another_only_when_that_takes_long(disk: Disk) -> None:
+    group = GroupCommit(disk.flush, most_items=10, parallel=2, beside_after_s=0.05)
+    first = submit_all(group, [1])
+    await disk.begun.wait()
+    began_s = asyncio.get_running_loop().time()
+    crowd = submit_all(group, [2])
+    await asyncio.sleep(0.01)
+    crowd += submit_all(group, [3])
+    async with asyncio.timeout(PATIENCE_S):
+        while len(disk.batches) < 2:  # noqa: ASYNC110 - nobody tells when a second one begins
+            await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began_s >= 0.045
+    assert disk.batches == [[1], [2, 3]]
+    disk.may_end.set()
+    assert await answers(first + crowd) == ["done 1", "done 2", "done 3"]
+
+
 async def test_what_comes_while_a_batch_is_under_way_is_the_next_batch(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=10, parallel=1)
     first = submit_all(group, [1])

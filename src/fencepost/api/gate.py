@@ -115,7 +115,7 @@ class Gate:
         given = request.headers.get("authorization")
         if given is not None:
             return Caller(await self._key_of(_bearer(given)))
-        if await self._is_open():
+        if self._is_local and not await self._keys_exist.get(None):
             _refuse_foreign_pages(request)
             return LOCAL
         raise ApiError("key_missing", "no API key was sent")
@@ -135,16 +135,13 @@ class Gate:
         if came_with.to != self.incarnation:
             raise ApiError("not_leader", "meant for another process", retry_after_s=RETRY_AFTER_S)
         if came_with.caller is None:
-            if not await self._is_open():
+            if not self._is_local or await self._keys_exist.get(None):
                 raise ApiError("key_missing", "the caller had no API key")
             return Caller(None, came_with)
         found = await self._found.get(came_with.caller)
         if found is None:
             raise ApiError("key_invalid", "the caller's API key is unknown or revoked")
         return Caller(found[0], came_with)
-
-    async def _is_open(self) -> bool:
-        return self._is_local and not await self._keys_exist.get(None)
 
     async def _key_of(self, token: str) -> ApiKey:
         parts = split_token(token)
@@ -187,8 +184,8 @@ def _refuse_foreign_pages(request: Incoming) -> None:
 
     A page of another origin says so, and one that rebinds its name to our address has that name as the host.
     """
-    host, origin = f"//{request.headers.get('host', '')}", request.headers.get("origin")
-    if not _names_here(host) or (origin is not None and not _names_here(origin)):
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if not _names_here("//" + host) or (origin is not None and not _names_here(origin)):
         raise ApiError("origin_refused", "without API keys only programs on this machine are served")
 
 

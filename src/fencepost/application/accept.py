@@ -201,12 +201,5 @@ def _validate_intent(intent: Intent) -> None:
 
 
 def _new_request(request: Request) -> NewRequest:
-    return NewRequest(
-        tx_id=new_tx_id(),
-        signer=request.signer,
-        request_id=request.request_id,
-        kind=Kind.INTENT,
-        intent=request.intent,
-        valid_for_s=request.valid_for_s,
-        tags=request.tags,
-    )
+    signer, intent, request_id, valid_for_s, tags = request
+    return NewRequest(new_tx_id(), signer, request_id, Kind.INTENT, intent, None, valid_for_s, tags)

@@ -14,7 +14,8 @@ from uuid import UUID, SafeUUID
 _VERSION_AND_VARIANT = (7 << 76) | (2 << 62)
 _PARTS_OF_A_MS_BITS = 12
 _DRAWN_AT_ONCE = 256  # asking the kernel for each costs more than all the rest
-_set = object.__setattr__  # a UUID does not let itself be changed
+_new, _set = object.__new__, object.__setattr__  # a UUID does not let itself be changed
+_UNKNOWN = SafeUUID.unknown
 _DRAW = struct.Struct(f"{_DRAWN_AT_ONCE}Q")
 
 
@@ -35,15 +36,11 @@ class TxIds:
         if not self._drawn:
             self._drawn.extend(_DRAW.unpack(os.urandom(_DRAW.size)))
         ms, part = step >> _PARTS_OF_A_MS_BITS, step & 0xFFF
-        return _uuid((ms << 80) | (part << 64) | _VERSION_AND_VARIANT | (self._drawn.pop() >> 2))
-
-
-def _uuid(number: int) -> UUID:
-    """`UUID(int=number)`, which takes three times as long to find out which of its arguments was given."""
-    made = UUID.__new__(UUID)
-    _set(made, "int", number)
-    _set(made, "is_safe", SafeUUID.unknown)
-    return made
+        # `UUID(int=…)` takes three times as long to find out which of its arguments was given.
+        made = _new(UUID)
+        _set(made, "int", (ms << 80) | (part << 64) | _VERSION_AND_VARIANT | (self._drawn.pop() >> 2))
+        _set(made, "is_safe", _UNKNOWN)
+        return made
 
 
 new_tx_id = TxIds().next

@@ -1,8 +1,8 @@
 """Many callers, one statement: what arrives while a batch is on its way becomes the next batch.
 
 There is no fixed delay: a batch closes when the one before returns, or at the end of the loop's turn in which its first
-caller came. So a lone caller waits for nobody, and a crowd, which often comes in one turn, shares the cost of a commit. Each caller gets its own result; an error of the batch reaches everyone in it, because
-nobody can know what it did.
+caller came. So a lone caller waits for nobody, and a crowd, which often comes in one turn, shares the cost of a commit.
+Each caller gets its own result; an error of the batch reaches everyone in it, because nobody can know what it did.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ class GroupCommit(Generic[Item, Result]):
         *,
         most_items: int,
         parallel: int,
+        beside_after_s: float = 0.0,
     ) -> None:
+        """A batch begins beside another only when that has taken `beside_after_s`: until then it may grow instead."""
         self._flush = flush
         self._most_items = most_items
+        self._parallel = parallel
         self._free = parallel
+        self._beside_after_s = beside_after_s
+        self._begun_s = 0.0  # the youngest batch
+        self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False  # a batch will begin when this turn of the loop is over
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._running: set[asyncio.Task[None]] = set()
@@ -51,13 +57,30 @@ class GroupCommit(Generic[Item, Result]):
         self._start()
 
     def _start(self) -> None:
-        while self._free and self._waiting:
+        while self._free and self._waiting and self._may_begin():
             batch = [self._waiting.popleft() for _ in range(min(self._most_items, len(self._waiting)))]
             self._free -= 1
             # The task outlives a caller that goes away: others share its batch. It is kept, and it ends by itself.
             task = asyncio.get_running_loop().create_task(self._run(batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def _may_begin(self) -> bool:
+        if not self._beside_after_s:
+            return True
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        left_s = self._begun_s + self._beside_after_s - now_s
+        if self._free == self._parallel or left_s <= 0:
+            self._begun_s = now_s
+            return True
+        if self._timer is None:
+            self._timer = loop.call_later(left_s, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._start()
 
     async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:

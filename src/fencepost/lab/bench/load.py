@@ -7,10 +7,10 @@ answers come, so that a slow answer shows as a slow answer and not as a lower ra
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,15 +19,14 @@ from fencepost.errors import RpcUnavailable, Unready
 from fencepost.lab.bench.signers import Signers
 
 BATCH = 500
-_HEAD_END = b"\r\n\r\n"
-_CONTENT_LENGTH = b"content-length:"
+_STATUS = slice(len("HTTP/1.1 "), len("HTTP/1.1 200"))
+_LENGTH_AND_END = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n(?:[^\r]+\r\n)*\r\n", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """When a request went out and when it was answered, on the machine's monotonic clock."""
 
-    index: int  # which of the requests
+    number: int  # of the request, from 0
     status: int
     asked_s: float
     answered_s: float
@@ -95,18 +94,14 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head_end = self._buffer.find(_HEAD_END)
-        if head_end < 0:
-            return
-        head = self._buffer[:head_end].lower()
-        length = int(head[head.find(_CONTENT_LENGTH) + len(_CONTENT_LENGTH) :].split(b"\r\n", 1)[0])
-        if len(self._buffer) < head_end + len(_HEAD_END) + length:
+        come = self._buffer + data if self._buffer else data
+        found = _LENGTH_AND_END.search(come)
+        if found is None or len(come) < found.end() + int(found[1]):
+            self._buffer = come
             return
         self._buffer = b""
         self._is_waiting = False
-        status = int(head.split(b" ", 2)[1])
-        self._on_answer(self, Answer(self._index, status, self._asked_s, time.monotonic()))
+        self._on_answer(self, Answer(self._index, int(come[_STATUS]), self._asked_s, time.monotonic()))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_waiting:

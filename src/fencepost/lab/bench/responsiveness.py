@@ -87,7 +87,9 @@ async def _waits_ms(dsn: str, rpc_url: str, answers: Sequence[Answer]) -> list[f
         await connection.close()
         await rpc.close()
     hashes = {row["request_id"]: row["tx_hash"] for row in found}
-    return [max(0.0, sent_at_s[hashes[f"l-{answer.index}"]] - answer.answered_s) * 1000 for answer in answers]
+    return [
+        max(0.0, sent_at_s[hashes[f"l-{answer.number}"]] - answer.answered_s) * 1000 for answer in answers
+    ]
 
 
 async def strict(stage: Stage) -> list[Figure]:
