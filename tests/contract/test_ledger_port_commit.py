@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -125,7 +124,7 @@ async def test_an_old_term_writes_nothing(lab: LedgerLab) -> None:
     assert await lab.outcome(wish) is None
     assert await lab.events(None) == []
     assert await lab.events(tx.tx_id) == ["Receive"]
-    assert await two.commit(replace(write, term=newer)) == APPLIED
+    assert await two.commit(write._replace(term=newer)) == APPLIED
 
 
 async def test_a_term_that_has_run_out_still_writes_while_nobody_took_over(lab: LedgerLab) -> None:
@@ -175,7 +174,7 @@ async def test_the_cursor_moves_only_from_where_it_was_expected(
     move = LaneWrite(term, cursor_before=expected, cursor_after=Cursor(9, 0))
     assert await ledger.commit(move) == MOVED
     assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(2, 0)
-    assert await ledger.commit(replace(move, cursor_before=Cursor(2, 0))) == APPLIED
+    assert await ledger.commit(move._replace(cursor_before=Cursor(2, 0))) == APPLIED
     assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(9, 0)
 
 
@@ -237,8 +236,8 @@ async def test_lanes_that_commit_together_do_not_judge_one_another(lab: LedgerLa
         LaneWrite(term, (take(tx, 0, name=taken if i == 6 else None),), cursor_after=Cursor(1, 0))
         for i, (term, (tx,)) in enumerate(lanes)
     ]
-    writes[1] = replace(writes[1], cursor_before=Cursor(5, 0))
-    writes[2] = replace(writes[2], changes=(take(lanes[2][1][0]._replace(version=9), 0),))
+    writes[1] = writes[1]._replace(cursor_before=Cursor(5, 0))
+    writes[2] = writes[2]._replace(changes=(take(lanes[2][1][0]._replace(version=9), 0),))
     answers = await asyncio.gather(*(one.commit(write) for write in writes))
     assert answers[:5] == [FENCED, MOVED, MOVED, APPLIED, APPLIED]
     assert sorted([answers[5].applied, answers[6].applied]) == [False, True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fencepost.application import step
@@ -134,7 +133,7 @@ def nonce_first_row_later() -> list[Change]:
         if stands and write.cursor_after is not None and write.changes:
             self.database.cursors[write.term.signer] = write.cursor_after
             await asyncio.sleep(1.0)  # the process may die here
-            write = replace(write, cursor_after=None)
+            write = write._replace(cursor_after=None)
         return await _honest_commit(self, write)
 
     return [(FakeLedger, "commit", commit)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -64,9 +63,7 @@ async def allocate(lane: Lane) -> int:
         for i, (item, attempt) in enumerate(zip(priced, signed, strict=True))
     ]
     lane.require_trust()
-    await lane.commit(
-        changes, cursor=replace(cursor, next_nonce=cursor.next_nonce + len(changes)), op="allocate"
-    )
+    await lane.commit(changes, cursor=cursor.past(len(changes)), op="allocate")
     return late + refused + len(changes)
 
 
@@ -178,5 +175,5 @@ async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> in
         )
         return 1
     change = lane.change(tx, partial(managed.allocated, nonce=cursor.next_nonce, attempt=None))
-    await lane.commit([change], cursor=replace(cursor, next_nonce=cursor.next_nonce + 1), op="allocate")
+    await lane.commit([change], cursor=cursor.past(1), op="allocate")
     return 1

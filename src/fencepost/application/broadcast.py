@@ -34,19 +34,23 @@ async def broadcast(lane: Lane) -> int:
     for _ in range(MOST_ROUNDS):
         if lane.is_protected:
             break
-        await _ask_handlers(lane)
+        unbuilt = [tx for tx in lane.unmined if not tx.attempts and tx.kind is Kind.HANDLER]
+        if unbuilt:
+            await _ask_handlers(lane, unbuilt)
         waiting = [tx for tx in lane.unmined if is_waiting_to_be_sent(tx)]
         if not waiting:
             break
         lane.require_trust()
-        await send(lane, waiting)
         count += len(waiting)
+        if await send(lane, waiting):
+            break
     return count
 
 
-async def send(lane: Lane, txs: list[ManagedTx]) -> None:
+async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
     """The stored bytes of each, in one batch; then one commit for all that was answered, and only then an alarm.
 
+    Whether all went well, so that nothing follows from the answers.
     If all went well, the commit can wait: should it never come, the next owner sends the same bytes again.
     An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
     """
@@ -78,11 +82,12 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> None:
     )
     if all(action is Action.TRACK for action in actions):
         lane.hold(changes, for_s=lane.policy.record_within_s)
-        return
+        return True
     stored = await lane.commit(changes, op="send_result")
     answered = list(zip(stored, actions, results, strict=True))
     for tx, action, result in sorted(answered, key=_alarms_first):
         await _follow_up(lane, tx, action, result)
+    return False
 
 
 def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
@@ -178,8 +183,8 @@ async def _mark_stuck(lane: Lane, tx: ManagedTx, reason: str, *first: partial[ma
 # ---- transactions that a caller's function builds
 
 
-async def _ask_handlers(lane: Lane) -> None:
-    for tx in [tx for tx in lane.unmined if tx.kind is Kind.HANDLER and not tx.attempts]:
+async def _ask_handlers(lane: Lane, unbuilt: list[ManagedTx]) -> None:
+    for tx in unbuilt:
         lane.require_trust()
         fees = await attempts.quote(lane)  # before the handler is taken: a silent node must not cost it
         handler = lane.handlers.pop(tx.tx_id, None)

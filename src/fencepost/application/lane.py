@@ -164,11 +164,11 @@ class Lane:
     looks_down_to: int | None = None  # what ended in this block or above is being compared with the chain
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
     mines_at_once: bool = True  # the chain, as far as the last look right after a send showed
+    signer: Signer = field(init=False)  # the same in all terms
     _held: dict[UUID, _Held] = field(default_factory=dict)
 
-    @property
-    def signer(self) -> Signer:
-        return self.term.signer
+    def __post_init__(self) -> None:
+        self.signer = self.term.signer
 
     @property
     def is_protected(self) -> bool:

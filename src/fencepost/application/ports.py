@@ -150,6 +150,10 @@ class Cursor:
     state: CursorState = CursorState.ACTIVE
     reason: str | None = None
 
+    def past(self, count: int) -> Cursor:
+        """After so many nonces more."""
+        return Cursor(self.next_nonce + count, self.start_nonce, self.state, self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -181,8 +185,7 @@ class TxChange(NamedTuple):
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LaneWrite:
+class LaneWrite(NamedTuple):
     """All that one step of a lane changes: it is applied whole, by the holder of the token, or not at all."""
 
     term: Term

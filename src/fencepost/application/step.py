@@ -9,7 +9,7 @@ from fencepost.application.intervene import intervene
 from fencepost.application.lane import Lane, StateMoved, is_sendable, is_waiting_to_be_sent
 from fencepost.application.reconcile import reconcile, reopen_undone
 from fencepost.application.sequence import look_again, next_look_in_s
-from fencepost.application.track import look_at_once, stale_after_s, track
+from fencepost.application.track import look_at_once, track
 from fencepost.errors import Fenced, FencepostError
 
 # A round ends after this many batches, so that lanes that share a worker take turns.
@@ -42,11 +42,13 @@ async def _round(lane: Lane) -> float | None:
     if lane.must_look_back:
         await reopen_undone(lane)
     await track(lane)
-    await escalate(lane)
-    await _send(lane)
+    if lane.in_flight:
+        await escalate(lane)
+        await _send(lane)
     for _ in range(MOST_BATCHES):
-        await _refill(lane)
-        if not await allocate(lane):
+        if lane.queue.arrivals or lane.queue_may_have_more:
+            await _refill(lane)
+        if not lane.queue or not await allocate(lane):
             return None
         await _send(lane)
     return 0.0
@@ -77,16 +79,7 @@ async def _refill(lane: Lane) -> None:
 
 def _come_back_in_s(lane: Lane) -> float | None:
     now_s = lane.clock.now_s()
-    times: list[float] = []
-    if not lane.is_protected:
-        times += [
-            tx.resubmit_due_s for tx in lane.unmined if is_sendable(tx) and tx.resubmit_due_s is not None
-        ]
-        if any(is_waiting_to_be_sent(tx) for tx in lane.unmined):  # more refusals than one round answers
-            times.append(now_s + FIRST_BACK_OFF_S)
-    stale_s = stale_after_s(lane)
-    if stale_s is not None:
-        times.append(stale_s)
+    times = _times_of_unmined(lane, now_s) if lane.in_flight else []
     if lane.must_look_up:
         times.append(now_s + 0.5)
     if lane.commands_may_wait:
@@ -98,3 +91,20 @@ def _come_back_in_s(lane: Lane) -> float | None:
     if lane.queue and lane.hold_allocation_until_s > 0:
         times.append(lane.hold_allocation_until_s)
     return max(0.0, min(times) - now_s) if times else None
+
+
+def _times_of_unmined(lane: Lane, now_s: float) -> list[float]:
+    """When they are sent again, or looked for without a hint."""
+    unmined = lane.unmined
+    times: list[float] = []
+    if unmined and lane.receipt_checked_at_s is not None:
+        times.append(lane.receipt_checked_at_s + lane.policy.stale_receipt_timeout_s)
+    if lane.is_protected:
+        return times
+    for tx in unmined:
+        if tx.resubmit_due_s is not None:
+            if is_sendable(tx):
+                times.append(tx.resubmit_due_s)
+        elif is_waiting_to_be_sent(tx):  # more refusals than one round answers
+            times.append(now_s + FIRST_BACK_OFF_S)
+    return times

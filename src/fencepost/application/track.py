@@ -31,7 +31,7 @@ AT_ONCE_PAUSES_S = (0.0005, 0.001, 0.002, 0.004, 0.008)
 
 async def track(lane: Lane) -> int:
     """How many transactions moved."""
-    moved = await _confirm(lane)
+    moved = await _confirm(lane) if lane.in_flight else 0
     wanted = _due_for_look_up(lane)
     if wanted:
         try:
@@ -40,7 +40,8 @@ async def track(lane: Lane) -> int:
             lane.must_look_up = True  # nobody answered: the next round asks again
             lane.observer.note("receipts_failed", signer=lane.signer)
             raise
-        moved += await _confirm(lane)
+        if lane.in_flight:
+            moved += await _confirm(lane)
     return moved
 
 
@@ -91,7 +92,9 @@ async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
     """Fetch the receipts of all attempts; record those whose block stands in the view."""
     found = _found(lane, await lane.chain.receipts(_hashes(txs)))
     recorded = await _record(lane, txs, found)
-    await _judge_missing(lane, [tx for tx in txs if _receipt_of(tx, found) is None])
+    missing = [tx for tx in txs if _receipt_of(tx, found) is None]
+    if missing:
+        await _judge_missing(lane, missing)
     return recorded
 
 
@@ -151,8 +154,6 @@ def _steps_of(lane: Lane, tx: ManagedTx, receipt: Receipt, now: Confirmations) -
 
 async def _judge_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
     """No receipt for any attempt: fine, unless the chain says that the nonce is consumed."""
-    if not missing:
-        return
     latest = await lane.chain.nonce(lane.signer.address, "latest")
     counts = _is_a_new_look(lane)
     stale: list[TxChange] = []
@@ -229,10 +230,3 @@ async def _confirmations(lane: Lane, tx: ManagedTx) -> Confirmations:
     required = lane.policy.required_blocks
     view = await lane.watch.view_around(tx.mined.block.number, above=0 if required is None else required)
     return confirm(tx.mined.block, view, recorded=tx.confirmations, required=required)
-
-
-def stale_after_s(lane: Lane) -> float | None:
-    """When to look for receipts again without a hint."""
-    if not lane.unmined or lane.receipt_checked_at_s is None:
-        return None
-    return lane.receipt_checked_at_s + lane.policy.stale_receipt_timeout_s

@@ -7,8 +7,7 @@ import time
 
 
 class MonotonicClock:
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)  # read some twenty times a transaction
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
