@@ -176,7 +176,7 @@ def test_what_says_that_it_is_fenced_is(query: Query) -> None:
         assert is_fenced(query.sql), f"{query.name} writes something that does not hang on its token"
 
 
-OPTIONAL = ("cursors", "txs", "fillers", "new_attempts", "sent_attempts", "journaled", "commands")
+OPTIONAL = ("cursors", "txs", "fillers", "new_attempts", "journaled", "commands")
 
 
 @pytest.mark.parametrize("left_out", [*combinations(OPTIONAL, 1), *combinations(OPTIONAL, 6)])

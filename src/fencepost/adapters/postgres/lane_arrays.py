@@ -11,7 +11,7 @@ from typing import Any
 from fencepost.adapters.postgres.arrays import JOINED, LISTED, WORDS, columns
 from fencepost.adapters.postgres.journal_sheets import Sheets
 from fencepost.adapters.postgres.queries import lean
-from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt
+from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt, encode_sends
 from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
@@ -22,10 +22,9 @@ _CHANGE = (
     LISTED,
     *(WORDS,) * 4,
     *(JOINED, WORDS, JOINED),
-    *(WORDS, JOINED) * 2,
+    *(WORDS, JOINED) * 3,
 )
 _ATTEMPT = (*(WORDS,) * 9, LISTED, JOINED)
-_SENT = (*(WORDS,) * 6, LISTED)
 _SHEET = (WORDS, WORDS, *(JOINED,) * 4)
 _COMMAND = (WORDS, WORDS, LISTED)
 _FILLER = (WORDS, WORDS, JOINED, LISTED, WORDS, WORDS, WORDS, JOINED, WORDS)
@@ -36,7 +35,6 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     lanes: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     new_attempts: list[tuple[Any, ...]] = []
-    sent_attempts: list[tuple[Any, ...]] = []
     sheets = Sheets()
     commands: list[tuple[Any, ...]] = []
     fillers: list[tuple[Any, ...]] = []
@@ -49,20 +47,15 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         fillers += [_filler_row(lane, change) for change in write.fillers]
         for change in (*write.changes, *write.fillers):
             tx = change.after
-            sheets.of_tx(lane, str(tx.tx_id), change.entries, tx.state)
-            stored = {attempt.number: attempt for attempt in change.before.attempts}
-            for attempt in tx.attempts:
-                known = stored.get(attempt.number)
-                if known is None:
-                    new_attempts.append(_attempt_row(lane, tx, attempt))
-                if attempt.sent_count != (0 if known is None else known.sent_count):
-                    sent_attempts.append(_sent_row(lane, tx, attempt))
+            tx_id = str(tx.tx_id)
+            sheets.of_tx(lane, tx_id, change.entries, tx.state)
+            added = tx.attempts[len(change.before.attempts) :]
+            new_attempts += [_attempt_row(lane, tx_id, tx.held_nonce(), attempt) for attempt in added]
     told = sheets.rows()
     arguments = [
         *columns(lanes, _LANE),
         *columns(changes, _CHANGE),
         *columns(new_attempts, _ATTEMPT),
-        *columns(sent_attempts, _SENT),
         *columns(told, _SHEET),
         *columns(commands, _COMMAND),
         *columns(fillers, _FILLER),
@@ -72,7 +65,6 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         "cursors": any(write.cursor_after is not None for write in writes),
         "txs": changes,
         "new_attempts": new_attempts,
-        "sent_attempts": sent_attempts,
         "journaled": told,
         "commands": commands,
         "fillers": fillers,
@@ -102,6 +94,7 @@ def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
 def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
     before, tx = change.before, change.after
     mined = tx.mined
+    sends = _sends(before, tx)
     return (
         lane,
         tx.tx_id,
@@ -122,7 +115,15 @@ def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
         encode_receipt(mined.raw) if mined is not None and mined is not before.mined else None,
         tx.confirmations is not before.confirmations,
         encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
+        sends is not None,
+        sends,
     )
+
+
+def _sends(before: ManagedTx, tx: ManagedTx) -> str | None:
+    if tx.attempts is before.attempts or not any(attempt.sent_count for attempt in tx.attempts):
+        return None
+    return encode_sends(tx.attempts)
 
 
 def _filler_row(lane: int, change: TxChange) -> tuple[Any, ...]:
@@ -140,12 +141,12 @@ def _filler_row(lane: int, change: TxChange) -> tuple[Any, ...]:
     )
 
 
-def _attempt_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
+def _attempt_row(lane: int, tx_id: str, nonce: int, attempt: Attempt) -> tuple[Any, ...]:
     return (
         lane,
-        tx.tx_id,
+        tx_id,
         attempt.number,
-        tx.held_nonce(),
+        nonce,
         attempt.purpose.value,
         int(attempt.type),
         attempt.gas,
@@ -154,9 +155,3 @@ def _attempt_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
         attempt.signed.raw,
         attempt.signed.hash,
     )
-
-
-def _sent_row(lane: int, tx: ManagedTx, attempt: Attempt) -> tuple[Any, ...]:
-    result = attempt.last_result.value if attempt.last_result else None
-    message = attempt.last_message[:2000] or None
-    return (lane, tx.tx_id, tx.held_nonce(), attempt.number, attempt.sent_count, result, message)

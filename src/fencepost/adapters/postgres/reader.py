@@ -12,7 +12,7 @@ import msgspec
 
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.adapters.postgres.rows import Row, decode_receipt, signer_of
+from fencepost.adapters.postgres.rows import Row, decode_receipt, last_send, signer_of
 from fencepost.application.history import JournalRow
 from fencepost.application.read import (
     MOST_A_PAGE,
@@ -213,6 +213,7 @@ def _tx_view(row: Row) -> TxView:
 
 
 def _attempt_view(row: Row) -> AttemptView:
+    sent_count, last_result, last_message = last_send(row)
     return AttemptView(
         number=row["attempt"],
         purpose=Purpose(row["purpose"]),
@@ -220,9 +221,9 @@ def _attempt_view(row: Row) -> AttemptView:
         gas=row["gas"],
         fees=Fees(fee_cap_wei=int(row["fee_cap_wei"]), tip_wei=int(row["tip_wei"])),
         tx_hash=TxHash(row["tx_hash"]),
-        sent_count=row["sent_count"],
-        last_result=row["last_result"],
-        last_message=row["last_message"],
+        sent_count=sent_count,
+        last_result=last_result,
+        last_message=last_message or None,
         created_at=row["created_at"],
     )
 

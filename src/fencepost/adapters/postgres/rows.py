@@ -40,6 +40,7 @@ def attempts_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Attempt]]:
 
 
 def _attempt(row: Row) -> Attempt:
+    sent_count, last_result, last_message = last_send(row)
     return Attempt(
         number=row["attempt"],
         purpose=Purpose(row["purpose"]),
@@ -47,9 +48,9 @@ def _attempt(row: Row) -> Attempt:
         gas=row["gas"],
         fees=Fees(fee_cap_wei=int(row["fee_cap_wei"]), tip_wei=int(row["tip_wei"])),
         signed=SignedTx(raw=row["raw"], hash=TxHash(row["tx_hash"])),
-        sent_count=row["sent_count"],
-        last_result=SendCategory(row["last_result"]) if row["last_result"] else None,
-        last_message=row["last_message"] or "",
+        sent_count=sent_count,
+        last_result=SendCategory(last_result) if last_result else None,
+        last_message=last_message,
     )
 
 
@@ -136,3 +137,15 @@ def _confirmations(text: str | None) -> tuple[BlockRef, ...]:
 
 def encode_confirmations(blocks: Sequence[BlockRef]) -> str | None:
     return msgspec.json.encode([(block.number, block.hash) for block in blocks]).decode() if blocks else None
+
+
+def encode_sends(attempts: Sequence[Attempt]) -> str:
+    sends = [(attempt.sent_count, attempt.last_result, attempt.last_message[:2000]) for attempt in attempts]
+    return msgspec.json.encode(sends).decode()
+
+
+def last_send(row: Row) -> tuple[int, str | None, str]:
+    """How often an attempt was sent, and what was said of it last."""
+    sends = msgspec.json.decode(row["sends"] or "[]")
+    place = row["attempt"] - 1
+    return tuple(sends[place]) if place < len(sends) else (0, None, "")

@@ -127,9 +127,9 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
     )
     await connection.execute(
         "INSERT INTO tx_attempt (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei,"
-        " raw, tx_hash, sent_count, fencing_token)"
+        " raw, tx_hash, fencing_token)"
         " SELECT tx_id, 1, chain_id, signer, nonce, 'intent', 2, 21000, 1, 1, decode(repeat('00', 110), 'hex'),"
-        " tx_hash, 1, 1 FROM managed_tx"
+        " tx_hash, 1 FROM managed_tx"
     )
     await connection.execute(
         "INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states)"

@@ -114,6 +114,7 @@ CREATE TABLE managed_tx (
   block_hash       hash,
   receipt          json,
   confirmations    json,
+  sends            json,          -- of each attempt: how often it was sent, and what was said of it last
 
   fencing_token    bigint,
   created_at       timestamptz    NOT NULL DEFAULT clock_timestamp(),
@@ -122,7 +123,7 @@ CREATE TABLE managed_tx (
 
   UNIQUE (chain_id, signer, request_id),
   CONSTRAINT managed_tx_stands CHECK (managed_tx_stands(state, is_live, nonce, block_number, block_hash, finished_at))
-) WITH (fillfactor = 45); -- a row gets its nonce in its own page, so that no index is touched: none may name what changes then
+) WITH (fillfactor = 25); -- a row gets its nonce in its own page, so that no index is touched: none may name what changes then
 
 -- What a lane loads: the live rows of a signer, those with a nonce first by nonce, the queue by arrival.
 CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live;
@@ -139,7 +140,7 @@ CREATE DOMAIN envelope_type AS smallint CHECK (VALUE BETWEEN 0 AND 2);
 CREATE DOMAIN gas_amount AS bigint CHECK (VALUE > 0);
 
 -- A signer's nonce belongs to one transaction: the bytes of each begin with attempt 1, and nothing is sent that is not
--- stored here. The key lets no second transaction have bytes for a nonce, whatever else went wrong.
+-- stored here. The key lets no second transaction have bytes for a nonce, whatever else went wrong. Rows never change.
 CREATE TABLE tx_attempt (
   tx_id          uuid            NOT NULL,
   attempt        attempt_number  NOT NULL,
@@ -153,15 +154,12 @@ CREATE TABLE tx_attempt (
   tip_wei        wei             NOT NULL,
   raw            bytea           NOT NULL,
   tx_hash        hash            NOT NULL,
-  sent_count     integer         NOT NULL DEFAULT 0,
-  last_result    text,
-  last_message   prose,
   fencing_token  bigint          NOT NULL,
   created_at     timestamptz     NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer, nonce, attempt),
   UNIQUE (tx_hash, chain_id), -- the hash first: a plan made while the table was empty must not look up by the chain alone
   CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
-) WITH (fillfactor = 50); -- each row is written again once, with what the node said: in its own page
+);
 
 -- Which state may follow which: `domain/states.py` is the source, a test compares, every fenced write obeys.
 CREATE TABLE state_transition (

@@ -22,10 +22,11 @@ WITH lane AS MATERIALIZED (
                 $16::text::bigint[], $17::text::text[], $18::text[], $19::text::int[], $20::text::int[],
                 $21::text::float8[], $22::text::float8[], string_to_array($23, E'\x1f', ''), $24::text::bigint[],
                 string_to_array($25, E'\x1f', ''), $26::text::bool[], string_to_array($27, E'\x1f', ''),
-                $28::text::bool[], string_to_array($29, E'\x1f', ''))
+                $28::text::bool[], string_to_array($29, E'\x1f', ''), $30::text::bool[],
+                string_to_array($31, E'\x1f', ''))
          AS c (lane, tx_id, version, state, sub_state, nonce, ending, error, submit_count, journal_count,
                submitted_ago_s, resubmit_in_s, tx_hash, block_number, block_hash, sets_receipt, receipt,
-               sets_confirmations, confirmations)
+               sets_confirmations, confirmations, sets_sends, sends)
     LEFT JOIN managed_tx t ON t.tx_id = c.tx_id
     LEFT JOIN state_transition x ON x.old_state = t.state AND x.new_state = c.state
 ), judged AS MATERIALIZED (
@@ -62,6 +63,7 @@ WITH lane AS MATERIALIZED (
          block_hash = c.block_hash,
          receipt = CASE WHEN c.sets_receipt THEN c.receipt::json ELSE t.receipt END,
          confirmations = CASE WHEN c.sets_confirmations THEN c.confirmations::json ELSE t.confirmations END,
+         sends = CASE WHEN c.sets_sends THEN c.sends::json ELSE t.sends END,
          fencing_token = g.token,
          updated_at = clock_timestamp(),
          is_live = c.state NOT IN ('CONFIRMED', 'FAILED', 'CANCELLED'),
@@ -76,9 +78,9 @@ WITH lane AS MATERIALIZED (
           fencing_token)
   SELECT f.tx_id, g.chain_id, g.signer, 'filler', f.payload::jsonb, f.payload_digest, f.version + 1, f.state, f.nonce,
          f.tx_hash, f.journal_count, g.token
-    FROM unnest($57::text::bigint[], $58::text::uuid[], string_to_array($59, E'\x1f', ''), $60::bytea[],
-                $61::text::bigint[], $62::text::text[], $63::text::bigint[], string_to_array($64, E'\x1f', ''),
-                $65::text::int[])
+    FROM unnest($52::text::bigint[], $53::text::uuid[], string_to_array($54, E'\x1f', ''), $55::bytea[],
+                $56::text::bigint[], $57::text::text[], $58::text::bigint[], string_to_array($59, E'\x1f', ''),
+                $60::text::int[])
          WITH ORDINALITY
          AS f (lane, tx_id, payload, payload_digest, version, state, nonce, tx_hash, journal_count, position)
     JOIN judged g ON g.lane = f.lane AND g.applies
@@ -89,37 +91,24 @@ WITH lane AS MATERIALIZED (
           fencing_token)
   SELECT a.tx_id, a.attempt, g.chain_id, g.signer, a.nonce, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei,
          a.raw, a.tx_hash, g.token
-    FROM unnest($30::text::bigint[], $31::text::uuid[], $32::text::int[], $33::text::bigint[], $34::text::text[],
-                $35::text::smallint[], $36::text::bigint[], $37::text::numeric[], $38::text::numeric[], $39::bytea[],
-                string_to_array($40, E'\x1f', ''))
+    FROM unnest($32::text::bigint[], $33::text::uuid[], $34::text::int[], $35::text::bigint[], $36::text::text[],
+                $37::text::smallint[], $38::text::bigint[], $39::text::numeric[], $40::text::numeric[], $41::bytea[],
+                string_to_array($42, E'\x1f', ''))
          AS a (lane, tx_id, attempt, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash)
     JOIN judged g ON g.lane = a.lane AND g.applies
-), sent_attempts AS (
-  -- Joined first (OFFSET 0), so that the look-up has all of its key from one side: else it may use half of it.
-  UPDATE tx_attempt a
-     SET sent_count = r.sent_count, last_result = r.last_result, last_message = r.last_message,
-         fencing_token = r.token
-    FROM (SELECT g.chain_id, g.signer, g.token, r.*
-            FROM unnest($41::text::bigint[], $42::text::uuid[], $43::text::bigint[], $44::text::int[],
-                        $45::text::int[], $46::text::text[], $47::text[])
-                 AS r (lane, tx_id, nonce, attempt, sent_count, last_result, last_message)
-            JOIN judged g ON g.lane = r.lane AND g.applies
-          OFFSET 0) r
-   WHERE a.chain_id = r.chain_id AND a.signer = r.signer AND a.nonce = r.nonce AND a.attempt = r.attempt
-     AND a.tx_id = r.tx_id
 ), journaled AS (
   INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, details, node, fencing_token)
-  SELECT g.chain_id, g.signer, e.moment, e.tx_ids::uuid[], e.events::text[], e.states::text[], e.details::json, $66,
+  SELECT g.chain_id, g.signer, e.moment, e.tx_ids::uuid[], e.events::text[], e.states::text[], e.details::json, $61,
          g.token
-    FROM unnest($48::text::bigint[], $49::text::text[], string_to_array($50, E'\x1f'), string_to_array($51, E'\x1f'),
-                string_to_array($52, E'\x1f'), string_to_array($53, E'\x1f', ''))
+    FROM unnest($43::text::bigint[], $44::text::text[], string_to_array($45, E'\x1f'), string_to_array($46, E'\x1f'),
+                string_to_array($47, E'\x1f'), string_to_array($48, E'\x1f', ''))
          WITH ORDINALITY AS e (lane, moment, tx_ids, events, states, details, position)
     JOIN judged g ON g.lane = e.lane AND g.applies
    ORDER BY e.position
 ), commands AS (
   UPDATE lane_command d
      SET done_at = clock_timestamp(), outcome = o.outcome
-    FROM unnest($54::text::bigint[], $55::text::bigint[], $56::text[]) AS o (lane, id, outcome)
+    FROM unnest($49::text::bigint[], $50::text::bigint[], $51::text[]) AS o (lane, id, outcome)
     JOIN judged g ON g.lane = o.lane AND g.applies
    WHERE d.id = o.id AND d.chain_id = g.chain_id AND d.signer = g.signer
 )

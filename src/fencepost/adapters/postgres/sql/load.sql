@@ -57,8 +57,7 @@ SELECT t.*, extract(epoch FROM clock_timestamp() - t.last_submit_at)::float8 AS 
 
 -- name: load_attempts
 -- All attempts of some transactions, oldest first.
-SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.raw, a.tx_hash, a.sent_count,
-       a.last_result, a.last_message
+SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.raw, a.tx_hash, t.sends
   FROM managed_tx t
   JOIN tx_attempt a ON a.chain_id = t.chain_id AND a.signer = t.signer AND a.nonce = t.nonce AND a.tx_id = t.tx_id
  WHERE t.tx_id = ANY ($1::uuid[])

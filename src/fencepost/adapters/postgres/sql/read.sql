@@ -68,8 +68,8 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 
 -- name: read_attempts
 -- What was signed for some transactions, oldest first; without the bytes.
-SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.tx_hash, a.sent_count,
-       a.last_result, a.last_message, a.created_at
+SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.tx_hash, a.created_at,
+       t.sends
   FROM managed_tx t
   JOIN tx_attempt a ON a.chain_id = t.chain_id AND a.signer = t.signer AND a.nonce = t.nonce AND a.tx_id = t.tx_id
  WHERE t.tx_id = ANY ($1::uuid[])
