@@ -22,7 +22,20 @@ _NOTHING: dict[Way, Any] = {WORDS: "{}", QUOTED: "{}", JOINED: "", LISTED: []}
 def columns(rows: Sequence[tuple[Any, ...]], ways: tuple[Way, ...]) -> list[Any]:
     if not rows:
         return [_NOTHING[way] for way in ways]
+    if len(rows) == 1:  # nobody else's commit came along: most of them, where there is no crowd
+        return [_alone(value, way) for value, way in zip(rows[0], ways, strict=True)]
     return [column(values, way) for values, way in zip(zip(*rows, strict=True), ways, strict=True)]
+
+
+def _alone(value: Any, way: Way) -> Any:
+    """A column of one row."""
+    if value is None:
+        return _NOTHING[way]
+    if way is WORDS:
+        return f"{{{value}}}"
+    if way is JOINED:
+        return value
+    return "{" + _quoted(value) + "}" if way is QUOTED else [value]
 
 
 def column(values: Sequence[Any], way: Way) -> Any:

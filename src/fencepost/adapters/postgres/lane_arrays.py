@@ -43,11 +43,12 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         for entry in write.entries:
             sheets.of_signer(lane, entry)
         commands += [(lane, command, outcome) for command, outcome in write.done_commands]
-        changes += [_change_row(lane, change, now_s) for change in write.changes]
-        fillers += [_filler_row(lane, change) for change in write.fillers]
-        for change in (*write.changes, *write.fillers):
+        named = [(str(change.after.tx_id), change) for change in (*write.changes, *write.fillers)]
+        count = len(write.changes)
+        changes += [_change_row(lane, tx_id, change, now_s) for tx_id, change in named[:count]]
+        fillers += [_filler_row(lane, tx_id, change) for tx_id, change in named[count:]]
+        for tx_id, change in named:
             tx = change.after
-            tx_id = str(tx.tx_id)
             sheets.of_tx(lane, tx_id, change.entries, tx.state)
             added = tx.attempts[len(change.before.attempts) :]
             new_attempts += [_attempt_row(lane, tx_id, tx.held_nonce(), attempt) for attempt in added]
@@ -75,7 +76,7 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
 
 def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
     signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
-    expected = (before.next_nonce, before.state.value) if before is not None else (None, None)
+    expected = (before.next_nonce, before.state) if before is not None else (None, None)
     if after is None:
         return (signer.chain_id, signer.address, write.term.token, False, *expected, None, None, None, None)
     return (
@@ -86,23 +87,23 @@ def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
         *expected,
         after.next_nonce,
         after.start_nonce,
-        after.state.value,
+        after.state,
         after.reason,
     )
 
 
-def _change_row(lane: int, change: TxChange, now_s: float) -> tuple[Any, ...]:
+def _change_row(lane: int, tx_id: str, change: TxChange, now_s: float) -> tuple[Any, ...]:
     before, tx = change.before, change.after
     mined = tx.mined
     sends = _sends(before, tx)
     return (
         lane,
-        tx.tx_id,
+        tx_id,
         before.version,
-        tx.state.value,
-        tx.sub_state.value if tx.sub_state else None,
+        tx.state,
+        tx.sub_state,
         tx.nonce,
-        tx.ending.value if tx.ending else None,
+        tx.ending,
         tx.error[:2000] if tx.error else None,
         tx.submit_count,
         tx.journal_count,
@@ -126,15 +127,15 @@ def _sends(before: ManagedTx, tx: ManagedTx) -> str | None:
     return encode_sends(tx.attempts)
 
 
-def _filler_row(lane: int, change: TxChange) -> tuple[Any, ...]:
+def _filler_row(lane: int, tx_id: str, change: TxChange) -> tuple[Any, ...]:
     tx, payload = change.after, canonical(change.after.intent)
     return (
         lane,
-        tx.tx_id,
+        tx_id,
         payload.decode(),
         digest(payload),
         change.before.version,
-        tx.state.value,
+        tx.state,
         tx.nonce,
         tx.hash,
         tx.journal_count,
@@ -147,7 +148,7 @@ def _attempt_row(lane: int, tx_id: str, nonce: int, attempt: Attempt) -> tuple[A
         tx_id,
         attempt.number,
         nonce,
-        attempt.purpose.value,
+        attempt.purpose,
         int(attempt.type),
         attempt.gas,
         attempt.fees.fee_cap_wei,
