@@ -164,10 +164,12 @@ async def test_a_request_id_may_be_any_text(lab: LedgerLab) -> None:
     assert await outcomes(ledger, *again) == [KNOWN] * len(again)
 
 
-async def test_a_request_is_next_in_line_when_nothing_of_its_signer_waited_before_it(lab: LedgerLab) -> None:
+async def test_a_new_request_is_told_with_what_waited_before_it_unless_that_is_much(lab: LedgerLab) -> None:
     one, two = await lab.node("a"), await lab.node("b")
     requests = [new("r0"), new("r1", valid_for_s=60), new("other", signer=BOB)]
-    told = [answer.queued for answer in await one.accept(requests)]
+    accepted = await one.accept(requests)
+    assert [answer.behind for answer in accepted] == [()] * 3
+    told = [answer.queued for answer in accepted]
     (term,) = await one.acquire([ALICE])
     loaded = [*await one.load_queue(ALICE, limit=9), *await one.load_queue(BOB, limit=9)]
     for queued, stored in zip(told, loaded, strict=True):
@@ -178,15 +180,20 @@ async def test_a_request_is_next_in_line_when_nothing_of_its_signer_waited_befor
     assert told[1] is not None
     assert told[1].valid_until_s == pytest.approx(loaded[1].valid_until_s, abs=5)
 
-    (behind,) = await two.accept([new("r2")])
-    assert (behind.outcome, behind.queued) == (CREATED, None)
+    third, fourth, fifth = [(await two.accept([new(f"r{n}")]))[0] for n in (2, 3, 4)]
+    assert third.queued is not None
+    assert fourth.queued is not None
+    before = [loaded[0].seq, loaded[1].seq, third.queued.seq]
+    assert (sorted(third.behind), sorted(fourth.behind)) == (before[:2], before)
+    assert (fifth.outcome, fifth.queued, fifth.behind) == (CREATED, None, ())
     (known,) = await two.accept([new("r0")])
     assert (known.outcome, known.queued) == (KNOWN, None)
 
     queue = await one.load_queue(ALICE, limit=9)
     dropped = [TxChange(tx, *managed.dropped(tx, "enough")) for tx in queue]
     assert await one.commit(LaneWrite(term, tuple(dropped))) == Written(lease_ok=True, applied=True)
-    (alone,) = await two.accept([new("r3")])
+    (alone,) = await two.accept([new("r5")])
+    assert alone.behind == ()
     assert alone.queued is not None
     assert alone.queued.seq > loaded[1].seq
 

@@ -213,7 +213,7 @@ def handed_over_out_of_turn() -> list[Change]:
     """Whoever accepts a request does not look whether others wait."""
     honest = FakeLedger._accept_one
 
-    def next_in_line(self: FakeLedger, request: NewRequest, _is_behind: bool) -> Accepted:  # noqa: FBT001 - as it is
-        return honest(self, request, False)
+    def next_in_line(self: FakeLedger, request: NewRequest, _behind: tuple[int, ...]) -> Accepted:
+        return honest(self, request, ())
 
     return [(FakeLedger, "_accept_one", next_in_line)]

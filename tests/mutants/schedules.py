@@ -104,7 +104,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         *(f for nth in (1, 2) for f in _both("crash_after", "send", nth, length_s=3.0)), length_s=70.0
     ),
     "answers of writes get lost": _plan(
-        *(f for nth in range(2, 9) for f in _both("db_answer_lost", "commit", nth)), requests=6
+        *(f for nth in range(2, 9) for f in _both("db_answer_lost", "commit", nth)), requests=6, variants=3
     ),
     "answers of sends get lost": _plan(
         *(f for nth in (1, 2, 3) for f in _both("rpc_answer_lost", "send", nth)), requests=6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,6 +12,7 @@ from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode, transfer
 from fakes.clock import FakeClock
 from fencepost.application.accept import Accept, Request
 from fencepost.application.lane import NonceContext, Policy
+from fencepost.application.ports import Requested
 from fencepost.application.step import step
 from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx
@@ -49,7 +50,7 @@ class _Place:
         self.at: BenchNode = self.bench.node(policy, ledger=self.ledger)
         self.own = self.door(self.at.node.requested)
 
-    def door(self, requested: Callable[[Signer, Sequence[ManagedTx]], object]) -> Accept:
+    def door(self, requested: Requested) -> Accept:
         """One that tells of requests in this way."""
         chains = frozenset({CHAIN_ID})
         return Accept(self.ledger, self.bench.keys, chains, hint=lambda _: None, requested=requested)
@@ -102,6 +103,38 @@ async def test_what_waits_already_goes_first_though_nobody_told_the_lane(place: 
     assert place.ledger.loads == 1
 
 
+async def test_a_burst_goes_out_in_order_without_being_read_back(place: _Place) -> None:
+    burst = [await place.here() for _ in range(4)]
+    await step(place.at.lane)
+    assert place.nonces(*burst) == [1, 2, 3, 4]
+    assert place.ledger.loads == 0
+
+
+async def test_what_it_is_behind_may_have_its_nonce_before_the_lane_is_told(place: _Place) -> None:
+    first = await place.here()
+    told: list[tuple[Sequence[ManagedTx], Collection[int]]] = []
+    own = place.door(lambda _, arrived, behind: told.append((arrived, behind)))
+    second = (await own.create(Request(place.bench.signer, transfer()))).tx_id
+    await step(place.at.lane)
+    assert place.nonces(first, second) == [1, None]
+    ((arrived, behind),) = told
+    assert behind == {place.bench.tx(first).seq}
+    place.at.node.requested(place.bench.signer, arrived, behind)
+    await step(place.at.lane)
+    assert place.nonces(first, second) == [1, 2]
+    assert place.ledger.loads == 0
+
+
+async def test_what_was_stored_elsewhere_between_two_goes_before_the_second(place: _Place) -> None:
+    """The first is held here, and the second is behind both of them: what nobody told of must be read."""
+    first = await place.here()
+    between = await place.elsewhere()
+    second = await place.here()
+    await step(place.at.lane)
+    assert place.nonces(first, between, second) == [1, 2, 3]
+    assert place.ledger.loads == 1
+
+
 async def test_a_request_that_arrives_while_the_queue_is_read_is_taken_once(place: _Place) -> None:
     """Whether the read saw it or not."""
     for holds_back in (place.ledger.before, place.ledger.after):
@@ -125,7 +158,7 @@ async def test_a_request_that_arrives_while_the_queue_is_read_is_taken_once(plac
 
 async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _Place) -> None:
     told: list[Sequence[ManagedTx]] = []
-    own = place.door(lambda _, arrived: told.append(arrived))
+    own = place.door(lambda _, arrived, __: told.append(arrived))
     one = await own.create(Request(place.bench.signer, transfer()))
     (first,) = told.pop()
     two = first._replace(tx_id=uuid4(), seq=first.seq + 1)  # neither saw the other
@@ -139,7 +172,7 @@ async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _P
 
 async def test_told_late_of_a_request_that_has_ended_the_lane_reads_again(place: _Place) -> None:
     told: list[Sequence[ManagedTx]] = []
-    own = place.door(lambda _, arrived: told.append(arrived))
+    own = place.door(lambda _, arrived, __: told.append(arrived))
     tx_id = (await own.create(Request(place.bench.signer, transfer()))).tx_id
     await place.at.turn()  # it was read
     place.bench.chain.mine(2)

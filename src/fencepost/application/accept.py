@@ -14,10 +14,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fencepost.application.intake import Intake
-from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest
+from fencepost.application.ports import Accepted, AcceptOutcome, KeyPort, Ledger, NewRequest, Requested
 from fencepost.application.tx_ids import new_tx_id
 from fencepost.domain.ids import Address, Signer
-from fencepost.domain.managed import Intent, Kind, ManagedTx
+from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call, TxType
 from fencepost.errors import InvalidRequest, RequestConflict, SignerProtected, UnknownSigner
 
@@ -46,7 +46,7 @@ class Accept:
     hint: Callable[[Signer], None]  # tells whoever may hold the lane
     intake: Intake | None = None  # how much may wait; None is without bounds
     # The same for requests that were stored just now, with those that its lane may take as they are; None: it is a hint.
-    requested: Callable[[Signer, Sequence[ManagedTx]], object] | None = None
+    requested: Requested | None = None
     _addresses: frozenset[Address] = field(init=False)  # no key comes or goes while a process runs
 
     def __post_init__(self) -> None:
@@ -119,7 +119,8 @@ class Accept:
             self.hint(signer)
             return
         next_in_line = [answer.queued for answer in answers if answer.queued is not None]
-        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else ())
+        behind = {seq for answer in answers for seq in answer.behind}
+        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else (), behind)
 
     async def create(self, request: Request) -> Accepted:
         """One request; what is no success is raised."""

@@ -15,7 +15,7 @@ the transaction next, or a little later (`hold`). Memory is ahead of the ledger 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -215,13 +215,19 @@ class Lane:
         self.queue_may_have_more = len(state.queue) >= queue_limit
         self._held.clear()
 
-    def receive(self, arrived: Sequence[ManagedTx]) -> None:
+    def receive(self, arrived: Sequence[ManagedTx], behind: Collection[int] = ()) -> None:
         """Requests were stored just now. Those that are next in line need not be read; none: the ledger is asked.
 
+        They are next in line if all that waited before them (`behind`, by seq) is held here, or has its nonce by now.
         What is kept here is a copy: who dies with it, or drops it, leaves what the next load finds.
         """
         held = len(self.queue) + self.queue.arrivals + len(arrived)
-        if arrived and not self.queue_may_have_more and held <= self.policy.read_ahead:
+        if (
+            arrived
+            and not self.queue_may_have_more
+            and held <= self.policy.read_ahead
+            and (not behind or self.queue.holds_all(behind, arrived, reversed(self.in_flight.values())))
+        ):
             self.queue.arrive(arrived)
         else:
             self.queue_may_have_more = True

@@ -6,7 +6,7 @@ counted and logged. Each has a real adapter and a fake, and one contract suite r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -121,6 +121,10 @@ class NewRequest(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
+# Of so many that wait before a request, its answer tells: a burst for one signer needs no reading then.
+MOST_BEHIND = 3
+
+
 class AcceptOutcome(StrEnum):
     CREATED = "created"
     KNOWN = "known"  # the same request, the same payload: nothing new was written
@@ -129,16 +133,21 @@ class AcceptOutcome(StrEnum):
 
 
 class Accepted(NamedTuple):
-    """`queued` is there when nothing of its signer waited before it: its lane may take it as it is, in its order.
+    """`queued` is there when little of its signer waited before it, and `behind` names that, by `seq`.
 
-    Whatever was acknowledged before it was asked for has left the queue by then; what is stored side by side with it has
-    no order of its own.
+    A lane that holds all of those may take it as it is, in its order: whatever was acknowledged before it was asked for
+    is among them, or has left the queue by then. What is stored side by side with it has no order of its own.
     """
 
     outcome: AcceptOutcome
     tx_id: UUID
     detail: str = ""
     queued: ManagedTx | None = None
+    behind: tuple[int, ...] = ()
+
+
+# Tells of requests of a signer that were stored just now: those that its lane may take, and what they are behind.
+Requested = Callable[[Signer, Sequence[ManagedTx], Collection[int]], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ the same however long it is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from uuid import UUID
 
@@ -48,6 +49,15 @@ class Queue:
     def arrive(self, txs: Sequence[ManagedTx]) -> None:
         """They were stored just now, and nothing waited before them. Safe while a load is under way."""
         self._arrived += txs
+
+    def holds_all(self, seqs: Collection[int], *besides: Iterable[ManagedTx]) -> bool:
+        """Here, looked at or not, or in what is given besides."""
+        left = set(seqs)
+        for tx in chain(reversed(self._arrived), reversed(self._txs), *besides):
+            left.discard(tx.seq)
+            if not left:
+                return True
+        return False
 
     def take_arrivals(self) -> list[ManagedTx]:
         """For `add`; or to be forgotten, when a load begins that will see them."""

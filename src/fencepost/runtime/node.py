@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -191,15 +191,17 @@ class Node:
         self.seeking.hint(signer)
         return False
 
-    def requested(self, signer: Signer, arrived: Sequence[ManagedTx] = ()) -> bool:
+    def requested(
+        self, signer: Signer, arrived: Sequence[ManagedTx] = (), behind: Collection[int] = ()
+    ) -> bool:
         """Requests were stored for this signer, and nothing else: people's wishes need not be looked for.
 
-        `arrived` are those, if its lane may take them as they are.
+        `arrived` are those, if its lane may take them as they are once it holds all that they are `behind`.
         """
         lane = self.lanes.get(signer)
         if lane is None:
             return self.hint(signer)
-        lane.receive(arrived)
+        lane.receive(arrived, behind)
         self.lanes.wake(signer)
         return True
 

@@ -17,7 +17,7 @@ from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.intents import canonical, digest
-from fencepost.application.ports import Accepted, AcceptOutcome, Clock, NewRequest
+from fencepost.application.ports import MOST_BEHIND, Accepted, AcceptOutcome, Clock, NewRequest
 from fencepost.domain.managed import ManagedTx
 
 MOST_REQUESTS_A_COMMIT = 500
@@ -69,12 +69,16 @@ class Accepting:
         """Those that were new."""
         began_s = self._clock.now_s()
         asked_for = columns([_row(request) for request in requests], _ROW)
-        created = await self._pool.fetch(sql("accept_requests"), *asked_for, self._node)
+        created = await self._pool.fetch(sql("accept_requests"), *asked_for, self._node, MOST_BEHIND + 1)
         asked = {request.tx_id: request for request in requests}
         answers = {}
-        for tx_id, seq, waits in created:
-            queued = None if waits else _queued(asked[tx_id], seq, began_s)
-            answers[tx_id] = Accepted(AcceptOutcome.CREATED, tx_id, "", queued)
+        for tx_id, seq, waiting in created:
+            behind = tuple(map(int, waiting.split(","))) if waiting else ()
+            if len(behind) > MOST_BEHIND:
+                answers[tx_id] = Accepted(AcceptOutcome.CREATED, tx_id)
+            else:
+                queued = _queued(asked[tx_id], seq, began_s)
+                answers[tx_id] = Accepted(AcceptOutcome.CREATED, tx_id, "", queued, behind)
         return answers
 
     async def _judge(self, requests: Sequence[NewRequest], *, is_last: bool) -> dict[UUID, Accepted]:

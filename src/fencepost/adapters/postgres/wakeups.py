@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import asyncpg
 
 from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection
 from fencepost.adapters.postgres.pool import Pool
+from fencepost.application.ports import Requested
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import ManagedTx
 
@@ -40,7 +41,7 @@ class Wakeups:
         *,
         urgent: Pool | None = None,
         on_hint: Callable[[Signer], object],
-        on_requested: Callable[[Signer, Sequence[ManagedTx]], object] | None = None,
+        on_requested: Requested | None = None,
         on_freed: Callable[[Signer], object] = lambda _: None,
         on_members: Callable[[], object] = lambda: None,
     ) -> None:
@@ -55,7 +56,7 @@ class Wakeups:
         self._urgent = urgent or pool
         self._dsn = dsn
         self._on_hint = on_hint
-        self._on_requested = on_requested or (lambda signer, _: on_hint(signer))
+        self._on_requested = on_requested or (lambda signer, *_: on_hint(signer))
         self._on_freed = on_freed
         self.on_members = on_members
         self._pending: set[Signer] = set()
@@ -67,9 +68,9 @@ class Wakeups:
         if self._on_hint(signer) is not True:
             self._tell(signer)
 
-    def requested(self, signer: Signer, arrived: Sequence[ManagedTx]) -> None:
+    def requested(self, signer: Signer, arrived: Sequence[ManagedTx], behind: Collection[int]) -> None:
         """As `hint`, for requests that were stored just now."""
-        if self._on_requested(signer, arrived) is not True:
+        if self._on_requested(signer, arrived, behind) is not True:
             self._tell(signer)
 
     def _tell(self, signer: Signer) -> None:

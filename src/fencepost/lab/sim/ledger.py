@@ -8,12 +8,14 @@ about times is stored as distances from its own now. `tests/contract` holds all 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import (
+    MOST_BEHIND,
     Accepted,
     AcceptOutcome,
     Command,
@@ -58,13 +60,16 @@ class FakeLedger:
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         await asyncio.sleep(0)
-        waits = {tx.signer for tx in self.database.txs.values() if tx.state is State.QUEUED}
-        return [self._accept_one(request, request.signer in waits) for request in requests]
+        waiting: dict[Signer, list[int]] = defaultdict(list)
+        for tx in self.database.txs.values():
+            if tx.state is State.QUEUED:
+                waiting[tx.signer].append(tx.seq)
+        return [self._accept_one(request, tuple(waiting[request.signer])) for request in requests]
 
     async def accept_one(self, request: NewRequest) -> Accepted:
         return (await self.accept([request]))[0]
 
-    def _accept_one(self, request: NewRequest, is_behind: bool) -> Accepted:  # noqa: FBT001 - a fact, not an option
+    def _accept_one(self, request: NewRequest, behind: tuple[int, ...]) -> Accepted:
         data = self.database
         if request.request_id is not None:
             known = data.requests.get((request.signer, request.request_id))
@@ -75,7 +80,9 @@ class FakeLedger:
         if cursor is not None and cursor.state is CursorState.PROTECT:
             return Accepted(AcceptOutcome.PROTECTED, request.tx_id, cursor.reason or "")
         stored = self._told(self._store_new(request))
-        return Accepted(AcceptOutcome.CREATED, request.tx_id, queued=None if is_behind else stored)
+        if len(behind) > MOST_BEHIND:
+            return Accepted(AcceptOutcome.CREATED, request.tx_id)
+        return Accepted(AcceptOutcome.CREATED, request.tx_id, queued=stored, behind=behind)
 
     def _store_new(self, request: NewRequest) -> ManagedTx:
         data, now_s = self.database, self.database.clock.now_s()

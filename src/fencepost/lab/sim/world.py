@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -282,7 +282,9 @@ class World:
         told = partial(self._requested, slot)
         return Accept(ledger, keys, frozenset({CHAIN_ID}), self.hint, requested=told)
 
-    def _requested(self, slot: Slot, signer: Signer, arrived: Sequence[ManagedTx]) -> None:
+    def _requested(
+        self, slot: Slot, signer: Signer, arrived: Sequence[ManagedTx], behind: Collection[int]
+    ) -> None:
         """Told where it was accepted; to the others, if that node does not hold the lane. A dead one tells nobody."""
         running = slot.running
         if self.weather.has("hints_lost"):  # its caller went away when it was stored
@@ -290,7 +292,7 @@ class World:
             return
 
         def tell() -> None:
-            if running is not None and not running.node.requested(signer, arrived):
+            if running is not None and not running.node.requested(signer, arrived, behind):
                 self.hint(signer)
 
         slot.call(tell)

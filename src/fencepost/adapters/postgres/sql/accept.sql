@@ -4,7 +4,7 @@
 -- unfenced: any node accepts; a QUEUED row has no nonce and claims nothing
 -- Numbers follow the order of asking; rows go in by request id, so that two nodes with the same requests in different
 -- order wait for each other one way only.
--- `waits`: whether others of the signer were queued before. Its own rows are not visible to the statement, and whatever was
+-- `waiting`: which others of the signer were queued before, if any. Its own rows are not visible to the statement, and whatever was
 -- acknowledged before it began is. Not EXISTS: that may be planned as a hash of all that there is, read for every statement.
 -- From the newest on: what is queued mostly came after what is in flight.
 WITH asked AS MATERIALIZED (
@@ -16,10 +16,10 @@ WITH asked AS MATERIALIZED (
   SELECT a.chain_id, a.signer, u.used_by,
          (SELECT c.state FROM signer_nonce_cursor c WHERE c.chain_id = a.chain_id AND c.signer = a.signer)
          IS NOT DISTINCT FROM 'PROTECT' AS is_protected,
-         (SELECT true FROM managed_tx q
-           WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED'
-           ORDER BY q.seq DESC LIMIT 1)
-         IS NOT NULL AS waits
+         (SELECT string_agg(w.seq::text, ',')
+            FROM (SELECT q.seq FROM managed_tx q
+                   WHERE q.chain_id = a.chain_id AND q.signer = a.signer AND q.is_live AND q.state = 'QUEUED'
+                   ORDER BY q.seq DESC LIMIT $11) w) AS waiting
     FROM (SELECT DISTINCT chain_id, signer FROM asked) a
     LEFT JOIN signer_use u ON u.chain_id = a.chain_id AND u.signer = a.signer
 ), met AS (
@@ -51,7 +51,7 @@ WITH asked AS MATERIALIZED (
     FROM created
    GROUP BY chain_id, signer, left(tx_id::text, 12), seq / 256
 )
-SELECT c.tx_id, c.seq, s.waits FROM created c JOIN signers s ON s.chain_id = c.chain_id AND s.signer = c.signer
+SELECT c.tx_id, c.seq, s.waiting FROM created c JOIN signers s ON s.chain_id = c.chain_id AND s.signer = c.signer
 
 -- name: requests_known
 -- What is stored under the given request ids. A statement of its own, so that it sees what was committed meanwhile.
