@@ -170,9 +170,8 @@ class JsonRpc:
         status, answer = await self._post(_Request(call_id, method, params))
         if status is not None:
             raise self._unavailable(f"answered HTTP {status}")
-        # An error may come with a null id, when the node couldn't read the request.
-        if not isinstance(answer, dict) or answer.get("id") not in (call_id, None):
-            raise self._unavailable("the answer is not JSON-RPC")
+        if not isinstance(answer, dict) or not _is_to(call_id, answer):
+            raise self._not_ours("the answer is not JSON-RPC, or to something else")
         value = self._value(answer)
         if isinstance(value, RpcError):
             raise value
@@ -196,7 +195,7 @@ class JsonRpc:
         return [
             self._value(by_id[request.id])
             if request.id in by_id
-            else self._unavailable("no answer to this call of the batch")
+            else self._not_ours("no answer to this call of the batch")
             for request in requests
         ]
 
@@ -242,5 +241,17 @@ class JsonRpc:
         except msgspec.DecodeError:
             raise self._unavailable("the answer is not JSON") from None
 
+    def _not_ours(self, what: str) -> RpcUnavailable:
+        """Who says more than was asked may have said it where the next question waits for its answer."""
+        if self._poster is not None:
+            self._poster.close_resting()
+        return self._unavailable(what)
+
     def _unavailable(self, what: str) -> RpcUnavailable:
         return RpcUnavailable(f"{self.endpoint}: {what}")
+
+
+def _is_to(call_id: int, answer: dict[str, Any]) -> bool:
+    """An error may come with a null id, when the node couldn't read the request; a result says whose it is."""
+    given = answer.get("id")
+    return given == call_id or (given is None and answer.get("error") is not None)
