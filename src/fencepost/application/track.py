@@ -75,7 +75,7 @@ async def look_at_once(lane: Lane) -> None:
         if lane.watch.view.hashes.get(head.number) != head.hash:  # else the view shows as much, or more
             await lane.watch.refresh(head)
         found = _found(lane, receipts)
-        lane.mines_at_once = all(_is_in_view(lane, tx, found) for tx in unmined)
+        lane.mines_at_once = _all_below(lane.watch.view.head, unmined, found)
         if lane.mines_at_once or (pause_s := next(pauses_s, None)) is None:
             await _record(lane, unmined, found)
             break
@@ -84,9 +84,10 @@ async def look_at_once(lane: Lane) -> None:
         lane.watch.block_expected.set()
 
 
-def _is_in_view(lane: Lane, tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> bool:
-    receipt = _receipt_of(tx, found)
-    return receipt is not None and receipt.block.number <= lane.watch.view.head
+def _all_below(head: int, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> bool:
+    """Each has a receipt, of a block that the view reaches."""
+    receipts = [_receipt_of(tx, found) for tx in txs]
+    return all(receipt is not None and receipt.block.number <= head for receipt in receipts)
 
 
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:

@@ -102,6 +102,8 @@ class Endpoints:
         return self.best_first(awake or self.all)
 
     def best_first(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        if len(endpoints) == 1:
+            return list(endpoints)
         reference = typical([endpoint.head for endpoint in self.all if endpoint.head] or [0])
 
         def rank(endpoint: Endpoint) -> tuple[bool, int, float]:
