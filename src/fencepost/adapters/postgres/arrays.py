@@ -1,7 +1,9 @@
 """Columns as arguments of a statement: one array a column, one element a row.
 
 The driver encodes the elements of a list one by one, which costs several times as much as one text does; so a list is
-only for bytes. A column without any value is sent as an empty one: `unnest` fills up what is shorter with NULL.
+only for bytes. A column without any value is sent as an empty one: side by side, `unnest` fills up what is shorter with
+NULL. It stands in a SELECT list where rows are many or commits are small: in FROM, the server would store each column
+before it reads from the first one, which takes two to three times as long.
 """
 
 from __future__ import annotations

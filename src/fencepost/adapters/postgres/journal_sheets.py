@@ -17,11 +17,11 @@ from fencepost.domain.states import State
 MOST_LINES = 32  # so that several sheets fit into a page of the server; their ids leave room for more
 _MOMENT_CHARS = 12
 
-Row = tuple[int, str | None, str, str, str, str | None]  # lane, moment, tx_ids, events, states, details
+Row = tuple[int, int, str | None, str, str, str, str | None]
 
 
 class Sheets:
-    """Takes what is told, line after line, and gives rows: lane, moment, tx_ids, events, states, details."""
+    """Takes what is told, line after line, and gives rows: position, lane, moment, tx_ids, events, states, details."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
@@ -60,7 +60,8 @@ class Sheets:
             details = None
             if any(self._details):
                 details = msgspec.json.encode([detail or None for detail in self._details]).decode()
-            self._rows.append((lane, moment, _words(self._tx_ids), _words(events), _words(states), details))
+            told = _words(self._tx_ids), _words(events), _words(states), details
+            self._rows.append((len(self._rows), lane, moment, *told))
         self._heading = heading
         self._tx_ids = []
         self._details = []

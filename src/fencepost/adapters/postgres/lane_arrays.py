@@ -16,7 +16,7 @@ from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
-_LANE = (WORDS,) * 9 + (LISTED,)
+_LANE = (WORDS,) * 10 + (LISTED,)
 _CHANGE = (
     *(WORDS,) * 7,
     LISTED,
@@ -25,7 +25,7 @@ _CHANGE = (
     *(WORDS, JOINED) * 3,
 )
 _ATTEMPT = (*(WORDS,) * 9, LISTED, JOINED)
-_SHEET = (WORDS, WORDS, *(JOINED,) * 4)
+_SHEET = (*(WORDS,) * 3, *(JOINED,) * 4)
 _COMMAND = (WORDS, WORDS, LISTED)
 _FILLER = (WORDS, WORDS, JOINED, LISTED, WORDS, WORDS, WORDS, JOINED, WORDS)
 
@@ -39,7 +39,7 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     commands: list[tuple[Any, ...]] = []
     fillers: list[tuple[Any, ...]] = []
     for lane, write in enumerate(writes, start=1):
-        lanes.append(_lane_row(write))
+        lanes.append(_lane_row(lane, write))
         for entry in write.entries:
             sheets.of_signer(lane, entry)
         commands += [(lane, command, outcome) for command, outcome in write.done_commands]
@@ -74,12 +74,14 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     return statement.sql, statement.arguments(arguments)
 
 
-def _lane_row(write: LaneWrite) -> tuple[Any, ...]:
+def _lane_row(lane: int, write: LaneWrite) -> tuple[Any, ...]:
     signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
     expected = (before.next_nonce, before.state) if before is not None else (None, None)
     if after is None:
-        return (signer.chain_id, signer.address, write.term.token, False, *expected, None, None, None, None)
+        nothing = (None,) * 4
+        return (lane, signer.chain_id, signer.address, write.term.token, False, *expected, *nothing)
     return (
+        lane,
         signer.chain_id,
         signer.address,
         write.term.token,

@@ -9,9 +9,15 @@
 -- From the newest on: what is queued mostly came after what is in flight.
 WITH asked AS MATERIALIZED (
   SELECT nextval('managed_tx_seq_seq') AS seq, a.*
-    FROM unnest($1::text::uuid[], $2::text::bigint[], $3::text::text[], $4::text::text[], $5::text::text[],
-                $6::text::uuid[], string_to_array($7, E'\x1f'), $8::text::float8[], string_to_array($9, E'\x1f', ''))
-         AS a (tx_id, chain_id, signer, request_id, kind, origin, payload, valid_for_s, tags)
+    FROM (SELECT unnest($1::text::uuid[]) AS tx_id,
+                 unnest($2::text::bigint[]) AS chain_id,
+                 unnest($3::text::text[]) AS signer,
+                 unnest($4::text::text[]) AS request_id,
+                 unnest($5::text::text[]) AS kind,
+                 unnest($6::text::uuid[]) AS origin,
+                 unnest(string_to_array($7, E'\x1f')) AS payload,
+                 unnest($8::text::float8[]) AS valid_for_s,
+                 unnest(string_to_array($9, E'\x1f', '')) AS tags) a
 ), signers AS MATERIALIZED (
   SELECT a.chain_id, a.signer, u.used_by,
          (SELECT c.state FROM signer_nonce_cursor c WHERE c.chain_id = a.chain_id AND c.signer = a.signer)

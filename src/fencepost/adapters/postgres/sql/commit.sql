@@ -1,14 +1,19 @@
 -- name: commit_lanes
 -- Applies what lanes decided: for each lane everything or nothing, and only under its current token.
 -- fenced: by FOR KEY SHARE on the lease row with the token, first of all and for all that follows
--- Lanes whose term is over are missing from the answer. How columns travel, and why, stands in lane_arrays.py.
+-- Lanes whose term is over are missing from the answer. How columns travel, and why, stands in arrays.py.
 WITH lane AS MATERIALIZED (
-  SELECT *
-    FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[], $4::text::bool[], $5::text::bigint[],
-                $6::text::text[], $7::text::bigint[], $8::text::bigint[], $9::text::text[], $10::text[])
-         WITH ORDINALITY
-         AS l (chain_id, signer, token, moves_cursor, next_expected, state_expected, next_nonce,
-               start_nonce, cursor_state, reason, lane)
+  SELECT unnest($1::text::bigint[]) AS lane,
+         unnest($2::text::bigint[]) AS chain_id,
+         unnest($3::text::text[]) AS signer,
+         unnest($4::text::bigint[]) AS token,
+         unnest($5::text::bool[]) AS moves_cursor,
+         unnest($6::text::bigint[]) AS next_expected,
+         unnest($7::text::text[]) AS state_expected,
+         unnest($8::text::bigint[]) AS next_nonce,
+         unnest($9::text::bigint[]) AS start_nonce,
+         unnest($10::text::text[]) AS cursor_state,
+         unnest($11::text[]) AS reason
 ), held AS MATERIALIZED (
   SELECT l.*
     FROM signer_lease s
@@ -18,15 +23,27 @@ WITH lane AS MATERIALIZED (
   -- Each row is looked up once. It stands if it is as the lane remembers it, and its step is in the table of states.
   SELECT c.*, t.ctid AS place,
          t.version = c.version AND x.old_state IS NOT NULL AS stands
-    FROM unnest($11::text::bigint[], $12::text::uuid[], $13::text::bigint[], $14::text::text[], $15::text::text[],
-                $16::text::bigint[], $17::text::text[], $18::text[], $19::text::int[], $20::text::int[],
-                $21::text::float8[], $22::text::float8[], string_to_array($23, E'\x1f', ''), $24::text::bigint[],
-                string_to_array($25, E'\x1f', ''), $26::text::bool[], string_to_array($27, E'\x1f', ''),
-                $28::text::bool[], string_to_array($29, E'\x1f', ''), $30::text::bool[],
-                string_to_array($31, E'\x1f', ''))
-         AS c (lane, tx_id, version, state, sub_state, nonce, ending, error, submit_count, journal_count,
-               submitted_ago_s, resubmit_in_s, tx_hash, block_number, block_hash, sets_receipt, receipt,
-               sets_confirmations, confirmations, sets_sends, sends)
+    FROM (SELECT unnest($12::text::bigint[]) AS lane,
+                 unnest($13::text::uuid[]) AS tx_id,
+                 unnest($14::text::bigint[]) AS version,
+                 unnest($15::text::text[]) AS state,
+                 unnest($16::text::text[]) AS sub_state,
+                 unnest($17::text::bigint[]) AS nonce,
+                 unnest($18::text::text[]) AS ending,
+                 unnest($19::text[]) AS error,
+                 unnest($20::text::int[]) AS submit_count,
+                 unnest($21::text::int[]) AS journal_count,
+                 unnest($22::text::float8[]) AS submitted_ago_s,
+                 unnest($23::text::float8[]) AS resubmit_in_s,
+                 unnest(string_to_array($24, E'\x1f', '')) AS tx_hash,
+                 unnest($25::text::bigint[]) AS block_number,
+                 unnest(string_to_array($26, E'\x1f', '')) AS block_hash,
+                 unnest($27::text::bool[]) AS sets_receipt,
+                 unnest(string_to_array($28, E'\x1f', '')) AS receipt,
+                 unnest($29::text::bool[]) AS sets_confirmations,
+                 unnest(string_to_array($30, E'\x1f', '')) AS confirmations,
+                 unnest($31::text::bool[]) AS sets_sends,
+                 unnest(string_to_array($32, E'\x1f', '')) AS sends) c
     LEFT JOIN managed_tx t ON t.tx_id = c.tx_id
     LEFT JOIN state_transition x ON x.old_state = t.state AND x.new_state = c.state
 ), judged AS MATERIALIZED (
@@ -78,37 +95,54 @@ WITH lane AS MATERIALIZED (
           fencing_token)
   SELECT f.tx_id, g.chain_id, g.signer, 'filler', f.payload::jsonb, f.payload_digest, f.version + 1, f.state, f.nonce,
          f.tx_hash, f.journal_count, g.token
-    FROM unnest($52::text::bigint[], $53::text::uuid[], string_to_array($54, E'\x1f', ''), $55::bytea[],
-                $56::text::bigint[], $57::text::text[], $58::text::bigint[], string_to_array($59, E'\x1f', ''),
-                $60::text::int[])
-         WITH ORDINALITY
-         AS f (lane, tx_id, payload, payload_digest, version, state, nonce, tx_hash, journal_count, position)
+    FROM (SELECT unnest($54::text::bigint[]) AS lane,
+                 unnest($55::text::uuid[]) AS tx_id,
+                 unnest(string_to_array($56, E'\x1f', '')) AS payload,
+                 unnest($57::bytea[]) AS payload_digest,
+                 unnest($58::text::bigint[]) AS version,
+                 unnest($59::text::text[]) AS state,
+                 unnest($60::text::bigint[]) AS nonce,
+                 unnest(string_to_array($61, E'\x1f', '')) AS tx_hash,
+                 unnest($62::text::int[]) AS journal_count) f
     JOIN judged g ON g.lane = f.lane AND g.applies
-   ORDER BY f.position
+   ORDER BY f.lane, f.nonce
 ), new_attempts AS (
   INSERT INTO tx_attempt
          (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash,
           fencing_token)
   SELECT a.tx_id, a.attempt, g.chain_id, g.signer, a.nonce, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei,
          a.raw, a.tx_hash, g.token
-    FROM unnest($32::text::bigint[], $33::text::uuid[], $34::text::int[], $35::text::bigint[], $36::text::text[],
-                $37::text::smallint[], $38::text::bigint[], $39::text::numeric[], $40::text::numeric[], $41::bytea[],
-                string_to_array($42, E'\x1f', ''))
-         AS a (lane, tx_id, attempt, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash)
+    FROM (SELECT unnest($33::text::bigint[]) AS lane,
+                 unnest($34::text::uuid[]) AS tx_id,
+                 unnest($35::text::int[]) AS attempt,
+                 unnest($36::text::bigint[]) AS nonce,
+                 unnest($37::text::text[]) AS purpose,
+                 unnest($38::text::smallint[]) AS tx_type,
+                 unnest($39::text::bigint[]) AS gas,
+                 unnest($40::text::numeric[]) AS fee_cap_wei,
+                 unnest($41::text::numeric[]) AS tip_wei,
+                 unnest($42::bytea[]) AS raw,
+                 unnest(string_to_array($43, E'\x1f', '')) AS tx_hash) a
     JOIN judged g ON g.lane = a.lane AND g.applies
 ), journaled AS (
   INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, details, node, fencing_token)
-  SELECT g.chain_id, g.signer, e.moment, e.tx_ids::uuid[], e.events::text[], e.states::text[], e.details::json, $61,
+  SELECT g.chain_id, g.signer, e.moment, e.tx_ids::uuid[], e.events::text[], e.states::text[], e.details::json, $63,
          g.token
-    FROM unnest($43::text::bigint[], $44::text::text[], string_to_array($45, E'\x1f'), string_to_array($46, E'\x1f'),
-                string_to_array($47, E'\x1f'), string_to_array($48, E'\x1f', ''))
-         WITH ORDINALITY AS e (lane, moment, tx_ids, events, states, details, position)
+    FROM (SELECT unnest($44::text::bigint[]) AS position,
+                 unnest($45::text::bigint[]) AS lane,
+                 unnest($46::text::text[]) AS moment,
+                 unnest(string_to_array($47, E'\x1f')) AS tx_ids,
+                 unnest(string_to_array($48, E'\x1f')) AS events,
+                 unnest(string_to_array($49, E'\x1f')) AS states,
+                 unnest(string_to_array($50, E'\x1f', '')) AS details) e
     JOIN judged g ON g.lane = e.lane AND g.applies
    ORDER BY e.position
 ), commands AS (
   UPDATE lane_command d
      SET done_at = clock_timestamp(), outcome = o.outcome
-    FROM unnest($49::text::bigint[], $50::text::bigint[], $51::text[]) AS o (lane, id, outcome)
+    FROM (SELECT unnest($51::text::bigint[]) AS lane,
+                 unnest($52::text::bigint[]) AS id,
+                 unnest($53::text[]) AS outcome) o
     JOIN judged g ON g.lane = o.lane AND g.applies
    WHERE d.id = o.id AND d.chain_id = g.chain_id AND d.signer = g.signer
 )
