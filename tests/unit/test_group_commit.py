@@ -76,6 +76,18 @@ async def test_a_batch_goes_beside_another_only_when_that_takes_long(disk: Disk)
     assert await answers(first + crowd) == ["done 1", "done 2", "done 3"]
 
 
+async def test_beside_a_batch_of_few_the_next_begins_at_once(disk: Disk) -> None:
+    group = GroupCommit(disk.flush, most_items=10, parallel=3, beside_after_s=60.0, few=2)
+    under_way = []
+    for items in ([1, 2], [3, 4, 5], [6]):
+        under_way += submit_all(group, items)
+        await asyncio.sleep(0.001)
+    assert disk.batches == [[1, 2], [3, 4, 5]]
+    disk.may_end.set()
+    assert await answers(under_way) == [f"done {item}" for item in range(1, 7)]
+    assert disk.batches == [[1, 2], [3, 4, 5], [6]]
+
+
 async def test_what_comes_while_a_batch_is_under_way_is_the_next_batch(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=10, parallel=1)
     first = submit_all(group, [1])

@@ -199,7 +199,7 @@ class Gas:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    workers: int = setting(Whole(1, 4096), 256, "How many signers a node works for at the same time.")
+    workers: int = setting(Whole(1, 4096), 512, "How many signers a node works for at the same time.")
     read_ahead: int = setting(
         Whole(16, 10_000),
         512,

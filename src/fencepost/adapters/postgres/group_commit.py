@@ -26,14 +26,20 @@ class GroupCommit(Generic[Item, Result]):
         most_items: int,
         parallel: int,
         beside_after_s: float = 0.0,
+        few: int = 0,
     ) -> None:
-        """A batch begins beside another only when that has taken `beside_after_s`: until then it may grow instead."""
+        """A batch begins beside another only when that has taken `beside_after_s`: until then it may grow instead.
+
+        Beside one of a `few` items it begins at once: then nobody comes in crowds, and waiting would gain nothing.
+        """
         self._flush = flush
         self._most_items = most_items
         self._parallel = parallel
         self._free = parallel
         self._beside_after_s = beside_after_s
+        self._few = few
         self._begun_s = 0.0  # the youngest batch
+        self._begun_items = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False  # a batch will begin when this turn of the loop is over
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
@@ -60,6 +66,7 @@ class GroupCommit(Generic[Item, Result]):
         while self._free and self._waiting and self._may_begin():
             batch = [self._waiting.popleft() for _ in range(min(self._most_items, len(self._waiting)))]
             self._free -= 1
+            self._begun_items = len(batch)
             # The task outlives a caller that goes away: others share its batch. It is kept, and it ends by itself.
             task = asyncio.get_running_loop().create_task(self._run(batch))
             self._running.add(task)
@@ -71,7 +78,7 @@ class GroupCommit(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         left_s = self._begun_s + self._beside_after_s - now_s
-        if self._free == self._parallel or left_s <= 0:
+        if self._free == self._parallel or self._begun_items <= self._few or left_s <= 0:
             self._begun_s = now_s
             return True
         if self._timer is None:

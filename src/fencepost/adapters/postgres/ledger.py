@@ -39,9 +39,12 @@ from fencepost.domain.managed import ManagedTx
 
 _log = logging.getLogger(__name__)
 
-MOST_LANES_A_COMMIT = 64
+MOST_LANES_A_COMMIT = 256
 # Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
 PARALLEL_COMMITS = 2
+# A statement costs as much as twenty of its lanes, so a crowd had better gather behind one; a few lanes go at once.
+BESIDE_AFTER_S = 0.03
+FEW_LANES = 8
 
 
 _BEFORE_ALL = Signer(0, Address(""))
@@ -69,7 +72,13 @@ class PostgresLedger:
         self._incarnation = incarnation
         self._lease_duration_s = lease_duration_s
         self._skew_allowance_s = skew_allowance_s
-        self._commits = GroupCommit(self._commit, most_items=MOST_LANES_A_COMMIT, parallel=PARALLEL_COMMITS)
+        self._commits = GroupCommit(
+            self._commit,
+            most_items=MOST_LANES_A_COMMIT,
+            parallel=PARALLEL_COMMITS,
+            beside_after_s=BESIDE_AFTER_S,
+            few=FEW_LANES,
+        )
         self._accepting = Accepting(pool, clock=clock, node=node)
         self._loading = Loading(pool, clock)
 
