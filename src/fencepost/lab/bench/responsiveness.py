@@ -93,11 +93,21 @@ async def _waits_ms(dsn: str, rpc_url: str, answers: Sequence[Answer]) -> list[f
 
 
 async def strict(stage: Stage) -> list[Figure]:
-    """One strict signer on a chain that mines at once, against the round trips that can't be avoided."""
+    """One strict signer on a chain that mines at once, against the round trips that can't be avoided.
+
+    Medians of three runs of each, in turn.
+    """
     count = stage.count(300, 100)
+    floors_ms, ours_ms = [], []
+    for _ in range(stage.count(3, 1)):
+        floors_ms.append(await _unavoidable_ms(stage, count))
+        ours_ms.append(await _strictly_ms(stage, count))
+    ours, floor = statistics.median(ours_ms), statistics.median(floors_ms)
+    return [Figure("strict: time a transaction", ours, "ms", 1.5, False, "its round trips, ms", floor)]
+
+
+async def _strictly_ms(stage: Stage, count: int) -> float:
     signers = Signers.fresh(1)
-    async with stage.anvil(block_time_s=0) as chain:
-        floor = await _unavoidable(stage, chain.rpc_url, count)
     async with stage.anvil(block_time_s=0) as chain, stage.database() as dsn:
         await fund(chain.rpc_url, signers)
         settings = {"nonce.mode": "strict", "confirmations.fetch_receipt_upon_entry": "true"}
@@ -105,32 +115,35 @@ async def strict(stage: Stage) -> list[Figure]:
             # The lease is taken, and the sequence begun, before the clock runs.
             await pour(node.url, single_requests(node.url, signers, 1, "warm"), 1, ACCEPTED)
             await until_ended(dsn, within_s=30)
-            requests = batch_requests(node.url, signers, count, "s")
-            began_s = time.perf_counter()
-            await pour(node.url, requests, 1, 200)
+            await pour(node.url, batch_requests(node.url, signers, count, "s"), 1, 200)
             await until_ended(dsn, within_s=120)
-            seconds = time.perf_counter() - began_s
             await require_confirmed(dsn, count + 1)
-    return [
-        Figure(
-            "strict: time a transaction",
-            seconds / count * 1000,
-            "ms",
-            1.5,
-            False,
-            "its round trips, ms",
-            floor,
-        ),
-    ]
+            return await _from_end_to_end_s(dsn) * 1000
 
 
-async def _unavoidable(stage: Stage, rpc_url: str, count: int) -> float:
+async def _from_end_to_end_s(dsn: str) -> float:
+    """From one end to the next, on average, by the database's clock.
+
+    What came before the first is no part of it (accepting has rows of its own), nor is how seldom we look for the last.
+    """
+    connection = await asyncpg.connect(dsn)
+    try:
+        between_s = await connection.fetchval(
+            "SELECT extract(epoch FROM max(finished_at) - min(finished_at))::float8 / (count(*) - 1)"
+            " FROM managed_tx WHERE request_id LIKE 's-%'"
+        )
+    finally:
+        await connection.close()
+    return float(between_s)
+
+
+async def _unavoidable_ms(stage: Stage, count: int) -> float:
     """Commit, send, fetch the receipt until it is there, commit: milliseconds a transaction."""
     signers = Signers.fresh(1)
     signed = await presigned(signers, count)
-    await fund(rpc_url, signers)
-    rpc = JsonRpc(rpc_url)
-    async with stage.database() as dsn:
+    async with stage.anvil(block_time_s=0) as chain, stage.database() as dsn:
+        await fund(chain.rpc_url, signers)
+        rpc = JsonRpc(chain.rpc_url)
         connection = await asyncpg.connect(dsn)
         await connection.execute("CREATE TABLE floor_row (id bigint GENERATED ALWAYS AS IDENTITY, body text)")
         began_s = time.perf_counter()
@@ -142,5 +155,5 @@ async def _unavoidable(stage: Stage, rpc_url: str, count: int) -> float:
             await connection.execute("INSERT INTO floor_row (body) VALUES ('x')")
         seconds = time.perf_counter() - began_s
         await connection.close()
-    await rpc.close()
+        await rpc.close()
     return seconds / count * 1000
