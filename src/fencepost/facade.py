@@ -15,7 +15,7 @@ from uuid import UUID
 from fencepost import settings as settings_module
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.application.accept import Request
-from fencepost.application.lane import Handler
+from fencepost.application.hooks import Handler
 from fencepost.application.tx_ids import new_tx_id
 from fencepost.application.waiting import Milestone
 from fencepost.domain.ids import Address, Signer

@@ -29,8 +29,9 @@ from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.application.accept import Accept
 from fencepost.application.forwarding import Passes
 from fencepost.application.heads import ChainWatch
+from fencepost.application.hooks import Handler, StuckDecision, StuckHook
 from fencepost.application.intake import Intake
-from fencepost.application.lane import Handler, Lane, Policy, StuckDecision, StuckHook
+from fencepost.application.lane import Lane, Policy
 from fencepost.application.ports import Header
 from fencepost.application.waiting import Waiting
 from fencepost.domain.ids import Address, Signer, TxHash

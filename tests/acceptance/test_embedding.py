@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from eth_account import Account as EthAccount
 
-from fencepost.application.lane import NonceContext
+from fencepost.application.hooks import NonceContext
 from fencepost.domain.transaction import Call, UnsignedTx
 from fencepost.errors import InvalidRequest, UnknownSigner
 from fix_core import SINK, Account, Book, OwnChain, check_sealed, open_fencepost

@@ -16,7 +16,8 @@ from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.application.accept import Accept, Request
 from fencepost.application.heads import ChainWatch
-from fencepost.application.lane import Handler, Lane, Policy, StuckDecision
+from fencepost.application.hooks import Handler, StuckDecision
+from fencepost.application.lane import Lane, Policy
 from fencepost.application.ports import Chain, KeyPort, Ledger
 from fencepost.application.sequence import LOOK_EVERY_S
 from fencepost.application.step import step

@@ -17,7 +17,8 @@ from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.application import attempts
 from fencepost.application.heads import ChainWatch
-from fencepost.application.lane import Lane, Policy, StuckDecision
+from fencepost.application.hooks import StuckDecision
+from fencepost.application.lane import Lane, Policy
 from fencepost.application.reconcile import reconcile
 from fencepost.application.step import step
 from fencepost.domain import managed

@@ -11,7 +11,8 @@ import pytest
 from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode, transfer
 from fakes.clock import FakeClock
 from fencepost.application.accept import Accept, Request
-from fencepost.application.lane import NonceContext, Policy
+from fencepost.application.hooks import NonceContext
+from fencepost.application.lane import Policy
 from fencepost.application.ports import Requested
 from fencepost.application.step import step
 from fencepost.domain.ids import Signer

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, SINK, STRICT, Bench, BenchNode, decode
-from fencepost.application.lane import NonceContext
+from fencepost.application.hooks import NonceContext
 from fencepost.application.step import step
 from fencepost.domain.managed import Purpose
 from fencepost.domain.send import SendCategory, SendResult

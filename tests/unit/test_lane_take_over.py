@@ -16,7 +16,8 @@ import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, SINK, STRICT, Bench, BenchNode
 from fakes.cut import Cut, Died, How
-from fencepost.application.lane import HandlerElsewhere, NonceContext, Policy, StateMoved, Untrusted
+from fencepost.application.hooks import NonceContext
+from fencepost.application.lane import HandlerElsewhere, Policy, StateMoved, Untrusted
 from fencepost.domain.ids import TxHash
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, State

@@ -11,7 +11,8 @@ from functools import partial
 
 from fencepost.application import attempts
 from fencepost.application.attempts import AtFeeCap
-from fencepost.application.lane import Lane, NonceContext, is_waiting_to_be_sent, protect
+from fencepost.application.hooks import NonceContext
+from fencepost.application.lane import Lane, is_waiting_to_be_sent, protect
 from fencepost.domain import managed
 from fencepost.domain.decide import Action, decide
 from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose

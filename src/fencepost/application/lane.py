@@ -15,13 +15,14 @@ the transaction next, or a little later (`hold`). Memory is ahead of the ledger 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 from uuid import UUID
 
 from fencepost.application.heads import ChainWatch
+from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.ports import (
     Chain,
     Clock,
@@ -59,22 +60,6 @@ class HandlerElsewhere(FencepostError):
 
     code = "handler_elsewhere"
 
-
-StuckDecision = Literal["wait", "resubmit", "mark", "filler"]
-StuckHook = Callable[[ManagedTx], Awaitable[StuckDecision]]
-
-
-@dataclass(frozen=True, slots=True)
-class NonceContext:
-    """What a handler of `with_nonce` gets: the nonce is its own, and will be consumed whatever it does."""
-
-    signer: Signer
-    nonce: int
-    tx_id: UUID
-    fees: Fees
-
-
-Handler = Callable[[NonceContext], Awaitable[UnsignedTx | bytes]]
 
 # Raw bytes → who signed them, what they say, their hash. Raises ValueError.
 Decode = Callable[[bytes], tuple[Address, UnsignedTx, TxHash]]

@@ -17,8 +17,9 @@ from typing import Any, cast
 from uuid import UUID
 
 from fencepost.application.heads import ChainWatch
+from fencepost.application.hooks import Handler, StuckDecision
 from fencepost.application.intake import Sample
-from fencepost.application.lane import Handler, Lane, Policy, StuckDecision
+from fencepost.application.lane import Lane, Policy
 from fencepost.application.ports import Chain, Header, KeyPort, Ledger
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term

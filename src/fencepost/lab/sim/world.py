@@ -15,7 +15,8 @@ from typing import Any, cast
 from uuid import UUID
 
 from fencepost.application.accept import Accept, Request
-from fencepost.application.lane import NonceContext, Policy
+from fencepost.application.hooks import NonceContext
+from fencepost.application.lane import Policy
 from fencepost.application.ports import KeyPort
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import Intent, ManagedTx
