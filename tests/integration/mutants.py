@@ -131,7 +131,7 @@ IS_HELD_BY_START_OF_TRANSACTION = (
 
 RENEW_BY_START_OF_TRANSACTION = (
     "UPDATE signer_lease s SET expires_at = now() + make_interval(secs => $4)"
-    "  FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS w (chain_id, signer, token)"
+    "  FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[]) AS w (chain_id, signer, token)"
     " WHERE s.chain_id = w.chain_id AND s.signer = w.signer AND s.fencing_token = w.token RETURNING s.fencing_token"
 )
 

@@ -115,7 +115,8 @@ async def old_transaction_renews(stage: Stage, *, renew: str) -> Verdict:
     async with renewing.transaction():
         await renewing.execute("SELECT 1")
         sent_at = await stage.admin.fetchval("SELECT clock_timestamp()")
-        await renewing.fetch(renew, [SIGNER.chain_id], [SIGNER.address], [term.token], LEASE_S)
+        place = (f"{{{word}}}" for word in (*SIGNER, term.token))
+        await renewing.fetch(renew, *place, LEASE_S)
     is_whole = await stage.admin.fetchval(
         "SELECT expires_at >= $1::timestamptz + make_interval(secs => $2) FROM signer_lease", sent_at, LEASE_S
     )

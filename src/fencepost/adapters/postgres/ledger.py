@@ -18,6 +18,7 @@ import msgspec
 
 from fencepost.adapters.postgres import rows
 from fencepost.adapters.postgres.accepting import Accepting
+from fencepost.adapters.postgres.arrays import WORDS, columns
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.loading import Loading
@@ -145,7 +146,8 @@ class PostgresLedger:
         standing = await self._renewing.fetch(
             sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s
         )
-        return [self._term(row, began_s) for row in standing]
+        renewed = (terms[place - 1] for (place,) in standing)
+        return [Term(term.signer, term.token, began_s, self._lease_duration_s) for term in renewed]
 
     async def release(self, terms: Sequence[Term]) -> None:
         await self._moving.execute(sql("lease_release"), *_term_arrays(terms))
@@ -230,9 +232,6 @@ class PostgresLedger:
         ]
 
 
-def _term_arrays(terms: Sequence[Term]) -> tuple[list[int], list[str], list[int]]:
-    return (
-        [term.signer.chain_id for term in terms],
-        [term.signer.address for term in terms],
-        [term.token for term in terms],
-    )
+def _term_arrays(terms: Sequence[Term]) -> list[str]:
+    """A busy node has thousands of them, and renews them every few seconds."""
+    return columns([(*term.signer, term.token) for term in terms], (WORDS, WORDS, WORDS))

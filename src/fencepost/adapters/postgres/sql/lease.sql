@@ -44,20 +44,21 @@ SELECT s.chain_id, s.signer, s.fencing_token, s.owner_node, s.incarnation, s.acq
  WHERE s.incarnation = $3
 
 -- name: lease_renew
--- Prolongs all terms of a node in one statement; a term that is missing from the answer is over.
+-- Prolongs all terms of a node in one statement; a term whose place is missing from the answer is over.
 -- fenced: by its token, which is never in SET
 UPDATE signer_lease s
    SET expires_at = clock_timestamp() + make_interval(secs => $4)
-  FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS w (chain_id, signer, token)
+  FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[]) WITH ORDINALITY
+       AS w (chain_id, signer, token, place)
  WHERE s.chain_id = w.chain_id AND s.signer = w.signer AND s.fencing_token = w.token
-RETURNING s.chain_id, s.signer, s.fencing_token
+RETURNING w.place
 
 -- name: lease_release
 -- Lets go at once, so that another node need not wait for the end of the term.
 -- fenced: by its token, which is never in SET
 UPDATE signer_lease s
    SET expires_at = '-infinity'
-  FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS w (chain_id, signer, token)
+  FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[]) AS w (chain_id, signer, token)
  WHERE s.chain_id = w.chain_id AND s.signer = w.signer AND s.fencing_token = w.token
 RETURNING s.chain_id, s.signer
 
