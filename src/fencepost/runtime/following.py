@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,12 +103,12 @@ class Following:
                 undone.append(block.number)
         if undone:
             _log.warning("chain %s forked at block %s or below while nobody saw it", chain_id, undone[-1])
-            self._will_ask(chain_id, undone[-1])
+            self._will_ask(chain_id, undone[-1], after_s=(0.0,))  # whoever ran meanwhile saw it
         self._unlooked.discard(chain_id)
 
-    def _will_ask(self, chain_id: int, block: int) -> None:
+    def _will_ask(self, chain_id: int, block: int, *, after_s: Sequence[float]) -> None:
         now_s = self.clock.now_s()
-        self._asks.setdefault(chain_id, []).extend(_Ask(block, now_s + after_s) for after_s in ASK_AFTER_S)
+        self._asks.setdefault(chain_id, []).extend(_Ask(block, now_s + later_s) for later_s in after_s)
 
     async def _ask_what_is_undone(self, chain_id: int) -> None:
         """A fork may reach below what has ended, of signers that nobody holds any more.
@@ -131,7 +131,7 @@ class Following:
             _log.warning(
                 "chain %s forked at block %s, below head %s", chain_id, change.forked_at, change.old_head
             )
-            self._will_ask(chain_id, change.forked_at)
+            self._will_ask(chain_id, change.forked_at, after_s=ASK_AFTER_S)
         concerns_all = change.begun_anew or change.forked_at is not None
         for lane in self.lanes if concerns_all else self.lanes.watchful():
             if lane.signer.chain_id != chain_id:

@@ -30,8 +30,13 @@ TRANSACTION_TIMEOUT_SINCE = 17
 
 # Every statement of ours finds its rows by keys, so one plan is right for all its arguments: it is made once and kept
 # (planning a commit of one row takes longer than the commit). One that was made while a table was small must not read
-# all of it when it has grown.
-PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+# all of it when it has grown. None is worth starting other processes for.
+PLANNING = {
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "max_parallel_workers_per_gather": "0",
+}
 
 LEASE_CONNECTIONS = 2
 LEASE_ANSWER_SHARE = 0.5  # of the lease's duration

@@ -14,6 +14,7 @@ from fencepost.lab.bench.profiled_node import MODULE, Seen, watched
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
 from fencepost.lab.bench.stage import QUIET, Stage, require_confirmed, until_ended
+from fencepost.lab.bench.stub_chain import block_hash
 from fencepost.lab.nodes import start_nodes
 
 MIB = 2**20
@@ -121,9 +122,10 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
         "INSERT INTO managed_tx (tx_id, chain_id, signer, request_id, kind, payload, payload_digest, state, is_live,"
         " nonce, tx_hash, block_number, block_hash, finished_at)"
         " SELECT gen_random_uuid(), 31337, '0x' || lpad(to_hex(i % 1000), 40, '0'), 'old-' || i, 'intent', '{}',"
-        " decode(repeat('00', 32), 'hex'), 'CONFIRMED', false, i / 1000, '0x' || lpad(to_hex(i), 64, '0'), 1,"
-        " '0x' || repeat('0', 64), clock_timestamp() FROM generate_series(1, $1) i",
+        " decode(repeat('00', 32), 'hex'), 'CONFIRMED', false, i / 1000, '0x' || lpad(to_hex(i), 64, '0'), 0,"
+        " $2, clock_timestamp() FROM generate_series(1, $1) i",
         count,
+        block_hash(0),  # so that it stands: what a fork undid would be opened again
     )
     await connection.execute(
         "INSERT INTO tx_attempt (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei,"

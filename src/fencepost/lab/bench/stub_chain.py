@@ -79,7 +79,7 @@ class StubChain:
         return {
             "transactionHash": tx_hash,
             "blockNumber": hex(number),
-            "blockHash": _block_hash(number),
+            "blockHash": block_hash(number),
             "status": "0x1",
             "gasUsed": "0x5208",
         }
@@ -90,15 +90,15 @@ class StubChain:
             return None
         return {
             "number": hex(number),
-            "hash": _block_hash(number),
-            "parentHash": _block_hash(number - 1),
+            "hash": block_hash(number),
+            "parentHash": block_hash(number - 1),
             "baseFeePerGas": "0x3b9aca00",
             "timestamp": hex(1_700_000_000 + number),
             "transactions": self.blocks[number],
         }
 
 
-def _block_hash(number: int) -> str:
+def block_hash(number: int) -> str:
     return f"0x{number + 1:064x}"
 
 
