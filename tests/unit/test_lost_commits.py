@@ -238,3 +238,11 @@ def test_one_of_whom_anything_is_left_is_not_excused() -> None:
     found = judge(known, FAIL_OVER).violations
     assert any(violation.invariant == 8 and "was mined 2 times" in violation.what for violation in found)
     assert any(violation.invariant == 12 for violation in found)
+
+
+def test_what_came_in_the_last_moment_of_a_fail_over_that_showed_no_loss_may_be_gone() -> None:
+    told = Acknowledged(4.0, ALICE, "r9", "t9", GONE)
+    history = replace(clean(), acknowledged=(*clean().acknowledged, told))
+    assert [violation.invariant for violation in judge(history, FAIL_OVER).violations] == [5]
+    earlier = FailOver(unsynced_s=3.0, crashed_s=3.9, back_s=4.2, issued=(), late_s=1.0)
+    assert not judge(history, replace(FAIL_OVER, before=earlier)).violations

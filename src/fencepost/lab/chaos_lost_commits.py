@@ -61,6 +61,7 @@ async def play(stage: Stage, load: Load) -> Act:
     resting = stage.pipelined[::_RESTS_ONE_IN]
     busy = [signer for signer in stage.signers if signer not in resting]
     tries = 0
+    fail_over: FailOver | None = None
     while True:
         tries += 1
         async with asyncio.TaskGroup() as group:
@@ -71,7 +72,7 @@ async def play(stage: Stage, load: Load) -> Act:
             ]
             await asyncio.sleep(SYNCED_S)
             asking.append(group.create_task(load.ask_each(busy)))
-            fail_over, commits_lost = await _fail_over(stage)
+            fail_over, commits_lost = await _fail_over(stage, fail_over)
             asking.append(group.create_task(load.ask_each(stage.signers)))
             await asyncio.sleep(_BLOCKS_HELD_AFTER_S)
             stage.chain.holds_blocks = False
@@ -85,11 +86,12 @@ async def play(stage: Stage, load: Load) -> Act:
     return Act(fail_over, tries, commits_lost, quiet_within_s)
 
 
-async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
+async def _fail_over(stage: Stage, earlier: FailOver | None) -> tuple[FailOver, int]:
     """With the number of commits that it lost."""
     connection = await asyncpg.connect(stage.postgres.dsn, command_timeout=_READ_WITHIN_S)
     try:
-        last_id: int = await connection.fetchval("SELECT coalesce(max(id), 0) FROM journal")
+        last_xid: int = await connection.fetchval("SELECT pg_current_xact_id()::text::bigint")
+        last_seq: int = await connection.fetchval("SELECT coalesce(max(seq), 0) FROM managed_tx")
         unsynced_s = time.time()
         for name, value in _UNSYNCED.items():
             await connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
@@ -99,7 +101,7 @@ async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
         await asyncio.sleep(_BLOCKS_HELD_BEFORE_S)
         for name in _UNSYNCED:  # for the next start: nothing is reloaded
             await connection.execute(f"ALTER SYSTEM RESET {name}")
-        before = await _stored(connection, last_id)
+        before = await _stored(connection, last_xid, last_seq)
         issued = await gather.terms(connection)
         crashed_s = time.time()
         await stage.promote_database()
@@ -108,17 +110,20 @@ async def _fail_over(stage: Stage) -> tuple[FailOver, int]:
     back_s = time.time()
     connection = await asyncpg.connect(stage.postgres.dsn, command_timeout=_READ_WITHIN_S)
     try:
-        left = await _stored(connection, last_id)
+        left = await _stored(connection, last_xid, last_seq)
     finally:
         await connection.close()
     commits_lost = len({xid for what, xid in before.items() if what not in left})
-    return FailOver(unsynced_s, crashed_s, back_s, issued, late_s=stage.plan.lease_s), commits_lost
+    late_s = stage.plan.lease_s
+    return FailOver(unsynced_s, crashed_s, back_s, issued, late_s, before=earlier), commits_lost
 
 
-async def _stored(connection: Connection, after_id: int) -> dict[object, int]:
-    """What is there → the transaction that wrote it: requests, and the journal's lines after this one."""
-    requests = await connection.fetch("SELECT tx_id, xmin::text::bigint AS xid FROM managed_tx")
-    lines = await gather.lines(connection, after_id=after_id)
+async def _stored(connection: Connection, after_xid: int, after_seq: int) -> dict[object, int]:
+    """What is there → the transaction that wrote it: requests, and the journal's lines, after these."""
+    requests = await connection.fetch(
+        "SELECT tx_id, xmin::text::bigint AS xid FROM managed_tx WHERE seq > $1", after_seq
+    )
+    lines = await gather.lines(connection, after_xid=after_xid)
     return {row["tx_id"]: row["xid"] for row in requests} | {_key(line): line.xid for line in lines}
 
 

@@ -41,12 +41,12 @@ async def terms(connection: Connection) -> tuple[TermRow, ...]:
     )
 
 
-async def lines(connection: Connection, *, after_id: int = 0) -> tuple[Line, ...]:
+async def lines(connection: Connection, *, after_xid: int = 0) -> tuple[Line, ...]:
     rows = await connection.fetch(
         "SELECT id, xid::text::bigint AS xid, signer, event, tx_id::text AS tx_id, state, detail, fencing_token,"
         " extract(epoch FROM coalesce(pg_xact_commit_timestamp(xid::xid), at))::float8 AS committed_s"
-        " FROM journal WHERE id > $1 ORDER BY id",
-        after_id,
+        " FROM journal WHERE xid > $1::text::xid8 ORDER BY id",
+        str(after_xid),
     )
     return tuple(
         Line(

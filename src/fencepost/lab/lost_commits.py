@@ -27,13 +27,17 @@ class FailOver:
     back_s: float  # as a promoted server, whose commits are synced
     issued: tuple[TermRow, ...]
     late_s: float  # for so long what was under way at the crash may still come out
+    before: FailOver | None = (
+        None  # one that showed no loss: what came in its last moment may be gone all the same
+    )
 
     @property
     def last_token(self) -> int:
         return max((term.token for term in self.issued), default=0)
 
     def may_have_lost(self, at_s: float) -> bool:
-        return self.unsynced_s <= at_s <= self.back_s + self.late_s
+        is_within = self.unsynced_s <= at_s <= self.back_s + self.late_s
+        return is_within or (self.before is not None and self.before.may_have_lost(at_s))
 
 
 @dataclass(frozen=True, slots=True)
