@@ -131,7 +131,7 @@ KINDS: Final = (*AT_CALL, *AT_TIME)
 THEMES: Final = (
     ("pause_before", "pause_after", "slow_call", "db_waits", "clock_jump", "restart"),
     ("crash_after", "crash_before", "killed", "hand_over", "db_answer_lost", "hints_lost"),
-    ("fail_over", "db_restart", "fee_spike", "nonce_lags", "evicted", "killed"),
+    ("fail_over", "db_restart", "history_changed", "fee_spike", "nonce_lags", "evicted", "killed"),
     ("fork_unwatched", "reorg", "killed", "blocks_lag", "endpoint_lags", "restart", "no_blocks"),
     ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags"),
     ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "evicted", "fee_spike"),

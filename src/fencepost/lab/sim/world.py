@@ -200,9 +200,9 @@ class World:
     async def _close(self) -> None:
         for task in list(self.jobs):
             task.cancel()
-        for slot in self.slots:
-            slot.kill()
         for _ in range(200):  # they fall apart, without effect
+            for slot in self.slots:
+                slot.kill()  # one may have been about to start
             await asyncio.sleep(0.01)
             if all(t.done() for s in self.slots if s.running is not None for t in s.running.tasks):
                 return
