@@ -182,7 +182,7 @@ def _cases(signer: str) -> dict[str, tuple[Ask, int]]:
         "a key that is none": (_post(tx("%s-6"), "authorization: Bearer fp_nothing"), 401),
         "many": (
             _post(
-                {"requests": [tx("%s-7"), tx("%s-0"), {"signer": 1}, tx("%s-7", tags=["x"])]}, target=batch
+                {"requests": [tx("%s-7"), tx("%s-0"), {"signer": 1}, tx("%s-2", tags=["x"])]}, target=batch
             ),
             200,
         ),
