@@ -86,6 +86,15 @@ class BenchNode:
             again_s = await self.turn()
         return again_s
 
+    async def ended(self, count: int) -> list[UUID]:
+        """So many requests, confirmed two blocks later."""
+        tx_ids = await self.bench.requests(count)
+        await self.turn()
+        self.bench.chain.mine(2)
+        await self.turn(2)
+        assert {self.bench.state(tx_id) for tx_id in tx_ids} == {State.CONFIRMED}
+        return tx_ids
+
     async def release(self) -> None:
         term = self.lane.term
         self.node.lanes.drop(self.bench.signer)

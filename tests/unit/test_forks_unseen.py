@@ -26,15 +26,6 @@ def bench() -> Bench:
     return Bench()
 
 
-async def ended(bench: Bench, node: BenchNode, count: int) -> list[UUID]:
-    txs = await bench.requests(count)
-    await node.turn()
-    bench.chain.mine(2)
-    await node.turn(2)
-    assert {bench.state(tx_id) for tx_id in txs} == {State.CONFIRMED}
-    return txs
-
-
 async def took_over(bench: Bench, node: BenchNode) -> None:
     """Without a look at the chain: the view is what it was."""
     node.node.hint(bench.signer)
@@ -51,9 +42,9 @@ async def test_a_view_that_was_behind_at_the_take_over_is_looked_at_again_when_i
     bench: Bench, count: int
 ) -> None:
     before, after = bench.node(WIDE, name="before"), bench.node(WIDE, name="after")
-    await ended(bench, before, 1)
+    await before.ended(1)
     await after.node.heads_once(CHAIN_ID)  # and for a while it hears of no further block
-    undone = await ended(bench, before, count)
+    undone = await before.ended(count)
     await before.release()
     bench.chain.reorg(2, keep=hashes(bench, undone))  # mined again in other blocks: no nonce tells it
 
@@ -69,8 +60,8 @@ async def test_a_view_that_was_behind_at_the_take_over_is_looked_at_again_when_i
 async def test_a_view_that_went_back_is_looked_at_again_when_it_has_grown(bench: Bench) -> None:
     """An endpoint that is behind shows less of the new fork than was seen of the old one."""
     node = bench.node(WIDE)
-    await ended(bench, node, 1)
-    undone = await ended(bench, node, 3)
+    await node.ended(1)
+    undone = await node.ended(3)
     height = bench.chain.height
     bench.chain.reorg(2, keep=hashes(bench, undone))
     behind = bench.chain.behind(bench.chain.height - height + 2)
@@ -88,7 +79,7 @@ async def test_a_view_that_went_back_is_looked_at_again_when_it_has_grown(bench:
 async def test_what_stands_once_the_view_has_caught_up_is_left_alone(bench: Bench) -> None:
     before, after = bench.node(WIDE, name="before"), bench.node(WIDE, name="after")
     await after.node.heads_once(CHAIN_ID)
-    standing = await ended(bench, before, 3)
+    standing = await before.ended(3)
     await before.release()
     await took_over(bench, after)
     await after.node.heads_once(CHAIN_ID)
@@ -101,7 +92,7 @@ async def test_what_stands_once_the_view_has_caught_up_is_left_alone(bench: Benc
 async def test_nothing_ends_above_what_may_be_undone(bench: Bench) -> None:
     """So the next owner finds it among the newest, should this one die before it has looked."""
     node = bench.node(WIDE)
-    ended_before = await ended(bench, node, 2)
+    ended_before = await node.ended(2)
     later = await bench.requests(2)
     await node.turn()
     bench.chain.mine()
@@ -139,7 +130,7 @@ async def test_who_dies_over_a_fork_leaves_what_it_had_not_looked_at_to_the_next
     before = bench.node(WIDE, name="before")
     dying = bench.node(WIDE, ledger=Dying(bench.database, node="dying", incarnation=uuid4()))
     await dying.node.heads_once(CHAIN_ID)
-    undone = await ended(bench, before, 7 * RECENT)
+    undone = await before.ended(7 * RECENT)
     await before.release()
     bench.chain.reorg(2, keep=hashes(bench, undone))
     with pytest.raises(ConnectionError):

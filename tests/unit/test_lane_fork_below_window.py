@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from fakes.bench import QUICK, Bench, BenchNode
+from fakes.bench import QUICK, Bench
 from fencepost.application.reconcile import MOST_REOPENED, RECENT
 from fencepost.domain.states import State
 
@@ -17,20 +17,11 @@ def bench() -> Bench:
     return Bench()
 
 
-async def ended(bench: Bench, node: BenchNode, count: int) -> list[UUID]:
-    txs = await bench.requests(count)
-    await node.turn()
-    bench.chain.mine(2)
-    await node.turn(2)
-    assert {bench.state(tx_id) for tx_id in txs} == {State.CONFIRMED}
-    return txs
-
-
 @pytest.mark.parametrize("window", [RECENT - 1, RECENT, 3 * RECENT])
 async def test_what_a_fork_undid_below_a_full_window_is_opened_again(bench: Bench, window: int) -> None:
     wide = replace(QUICK, max_in_flight=window)
     before = bench.node(wide, name="before")
-    undone = await ended(bench, before, 2)
+    undone = await before.ended(2)
     waiting = await bench.requests(window)
     await before.turn()
     assert len(before.lane.unmined) == window
@@ -62,8 +53,8 @@ async def test_one_that_a_person_holds_back_does_not_hide_what_ended_above_it(be
     await before.turn(2)
     assert bench.state(held) is State.SUSPENDED
     for _ in range(3):
-        standing = await ended(bench, before, 200)
-    undone = await ended(bench, before, 2)
+        standing = await before.ended(200)
+    undone = await before.ended(2)
     await before.release()
 
     bench.chain.reorg(2, keep=[bench.tx(tx_id).latest.signed.hash for tx_id in undone])
@@ -79,11 +70,11 @@ async def test_more_than_one_look_holds_is_opened_again_to_the_last(
 ) -> None:
     wide = replace(QUICK, max_in_flight=256)
     before = bench.node(wide, name="before")
-    standing = await ended(bench, before, 3)
+    standing = await before.ended(3)
     height = bench.chain.height
     undone: list[UUID] = []
     while len(undone) <= MOST_REOPENED + RECENT:
-        undone += await ended(bench, before, 250)
+        undone += await before.ended(250)
     await before.release()
 
     hashes = [bench.tx(tx_id).latest.signed.hash for tx_id in undone] if is_included_again else []
