@@ -22,6 +22,7 @@ from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
+from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.ports import Clock, Cursor, LaneWrite, NewRequest, TxChange
 from fencepost.domain import managed
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -235,3 +236,12 @@ async def acquire_statements(connection: Connection, owner: Owner) -> int | None
     if token is not None:
         await connection.execute(sql("lease_record_terms"), *signers, owner.incarnation)
     return token
+
+
+@asynccontextmanager
+async def open_reader(dsn: str) -> AsyncIterator[PostgresReader]:
+    pool = Pool(await asyncpg.create_pool(dsn, min_size=1, max_size=1))
+    try:
+        yield PostgresReader(pool)
+    finally:
+        await pool.close()

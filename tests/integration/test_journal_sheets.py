@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 import pytest_asyncio
 
 from fencepost.adapters.postgres.journal_sheets import MOST_LINES
 from fencepost.adapters.postgres.ledger import PostgresLedger
-from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.application.read import BEGINNING, Part, Place
@@ -23,7 +21,7 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import Attempt, Entry, ManagedTx, Purpose
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Fees, SignedTx, TxType
-from integration.stage import SIGNER, Stage, new_request, open_stage, until
+from integration.stage import SIGNER, Stage, new_request, open_reader, open_stage, until
 
 COUNT = 50
 MOST_AT_ONCE = 256  # lines of one accept about one signer on one sheet
@@ -38,9 +36,8 @@ async def on(dsn: str) -> AsyncIterator[Stage]:
 
 @pytest_asyncio.fixture
 async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
-    pool = Pool(await asyncpg.create_pool(dsn, min_size=1, max_size=1))
-    yield PostgresReader(pool)
-    await pool.close()
+    async with open_reader(dsn) as opened:
+        yield opened
 
 
 async def queued(on: Stage) -> tuple[PostgresLedger, Term, list[ManagedTx]]:

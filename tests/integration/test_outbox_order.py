@@ -12,11 +12,10 @@ import asyncpg
 import pytest_asyncio
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.read import BEGINNING, Place
 from fencepost.domain.managed import ManagedTx
-from integration.stage import SIGNER, Stage, open_stage, until
+from integration.stage import SIGNER, Stage, open_reader, open_stage, until
 
 
 @pytest_asyncio.fixture
@@ -27,9 +26,8 @@ async def on(dsn: str) -> AsyncIterator[Stage]:
 
 @pytest_asyncio.fixture
 async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
-    pool = Pool(await asyncpg.create_pool(dsn, min_size=1, max_size=1))
-    yield PostgresReader(pool)
-    await pool.close()
+    async with open_reader(dsn) as opened:
+        yield opened
 
 
 async def end(connection: Connection, tx: ManagedTx) -> None:
