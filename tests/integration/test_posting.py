@@ -57,6 +57,11 @@ async def posting(url: str, *, timeout_s: float = 5, body_bytes_max: int = 1000)
         await poster.aclose()
 
 
+async def answer_to(poster: Poster, body: bytes) -> tuple[int, bytes]:
+    posted = await poster.post(body)
+    return posted.status, posted.body
+
+
 def saying(*pieces: bytes, then_close: bool = False) -> Say:
     async def say(_: int, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -71,8 +76,8 @@ def saying(*pieces: bytes, then_close: bool = False) -> Say:
 
 async def test_a_connection_is_kept_and_the_request_is_whole() -> None:
     async with serving(saying(OK)) as server, posting(server.url.replace("//", "//me:p%40ss@")) as poster:
-        assert await poster.post(b'{"a": 1}') == (200, b"{}")
-        assert await poster.post(b"[]") == (200, b"{}")
+        assert await answer_to(poster, b'{"a": 1}') == (200, b"{}")
+        assert await answer_to(poster, b"[]") == (200, b"{}")
         assert server.connections == 1
         head, _, body = server.requests[0].partition(b"\r\n\r\n")
         assert body == b'{"a": 1}'
@@ -96,7 +101,7 @@ async def test_a_connection_is_kept_and_the_request_is_whole() -> None:
 )
 async def test_every_way_to_say_a_body_that_ends_by_itself(pieces: list[bytes]) -> None:
     async with serving(saying(*pieces)) as server, posting(server.url) as poster:
-        assert [await poster.post(b"1") for _ in range(3)] == [(200, b"{}")] * 3
+        assert [await answer_to(poster, b"1") for _ in range(3)] == [(200, b"{}")] * 3
         assert server.connections == 1
 
 
@@ -110,7 +115,7 @@ async def test_every_way_to_say_a_body_that_ends_by_itself(pieces: list[bytes]) 
 )
 async def test_a_body_that_ends_with_its_connection(answer: bytes) -> None:
     async with serving(saying(answer, then_close=True)) as server, posting(server.url) as poster:
-        assert [await poster.post(b"1") for _ in range(3)] == [(200, b"{}")] * 3
+        assert [await answer_to(poster, b"1") for _ in range(3)] == [(200, b"{}")] * 3
         assert server.connections == 3
 
 
@@ -149,10 +154,18 @@ async def test_what_comes_late_or_unasked_is_nobodys_answer() -> None:
         with pytest.raises(TimeoutError):
             await poster.post(b"1")
         await asyncio.sleep(0.3)
-        assert await poster.post(b"2") == (200, b"2")
-        assert await poster.post(b"3") == (200, b"3")
+        assert await answer_to(poster, b"2") == (200, b"2")
+        assert await answer_to(poster, b"3") == (200, b"3")
         await asyncio.sleep(0.2)
-        assert await poster.post(b"4") == (200, b"4")
+        assert await answer_to(poster, b"4") == (200, b"4")
+        assert server.connections == 4
+
+
+async def test_which_answer_is_the_first_of_its_connection() -> None:
+    async with serving(saying(OK)) as server, posting(server.url) as poster:
+        assert [(await poster.post(b"1")).is_first for _ in range(3)] == [True, False, False]
+        poster.doubt()
+        assert [(await poster.post(b"1")).is_first for _ in range(3)] == [True, True, True]
         assert server.connections == 4
 
 
@@ -165,15 +178,15 @@ async def test_a_caller_that_goes_away_takes_its_connection_along() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await poster.post(b"1")
-        assert await poster.post(b"2") == (200, b"2")
+        assert await answer_to(poster, b"2") == (200, b"2")
         assert server.connections == 2
 
 
 async def test_a_connection_that_was_closed_at_rest_is_not_used_again() -> None:
     async with serving(saying(OK, then_close=True)) as server, posting(server.url) as poster:
-        assert await poster.post(b"1") == (200, b"{}")
+        assert await answer_to(poster, b"1") == (200, b"{}")
         await asyncio.sleep(0.2)
-        assert await poster.post(b"2") == (200, b"{}")
+        assert await answer_to(poster, b"2") == (200, b"{}")
         assert server.connections == 2
 
 
@@ -196,7 +209,7 @@ async def test_connections_are_few() -> None:
         writer.write(OK)
 
     async with serving(say) as server, posting(server.url, timeout_s=30) as poster:
-        assert await asyncio.gather(*(poster.post(b"1") for _ in range(60))) == [(200, b"{}")] * 60
+        assert await asyncio.gather(*(answer_to(poster, b"1") for _ in range(60))) == [(200, b"{}")] * 60
         assert most_at_once == server.connections == 16
 
 
@@ -228,6 +241,6 @@ async def test_a_node_behind_tls_is_believed_by_its_certificate_only(monkeypatch
                 await stranger.post(b"[]")
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
         async with posting(server.url) as friend:
-            assert await friend.post(b"[]") == (200, b"{}")
-            assert await friend.post(b"{}") == (200, b"{}")
+            assert await answer_to(friend, b"[]") == (200, b"{}")
+            assert await answer_to(friend, b"{}") == (200, b"{}")
         assert (server.connections, len(server.requests)) == (1, 2)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from fakes.node import Node, Respond, hang, reset, says, serving, status
-from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
+from fencepost.adapters.evm.rpc import BATCH_MAX, Calls, JsonRpc
 from fencepost.errors import (
     RpcRefused,
     RpcUnavailable,
@@ -112,6 +112,24 @@ async def test_a_refusal_may_come_without_id_and_message(node: Node, rpc: JsonRp
     assert refused.value.rpc_code is None
 
 
+NAMES_NO_CALL = '{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"nonce too low"}}'
+
+
+async def test_an_error_that_names_no_call_is_no_verdict_on_the_next_one(node: Node, rpc: JsonRpc) -> None:
+    assert await rpc.call("eth_chainId") == "0x7a69"
+    node.respond = says(NAMES_NO_CALL)  # to what was asked before, for all that anybody knows
+    with pytest.raises(RpcUnavailable, match="names no call") as unavailable:
+        await rpc.call("eth_sendRawTransaction", ["0x00"])
+    assert "nonce" not in str(unavailable.value), "texts are read for what they say of the transaction"
+    with pytest.raises(RpcRefused, match="nonce too low"):
+        await rpc.call("eth_sendRawTransaction", ["0x00"])  # where nothing else was asked, it is meant
+    node.respond = node.answer
+    assert await rpc.call("eth_chainId") == "0x7a69"
+    node.respond = says(NAMES_NO_CALL)
+    with pytest.raises(RpcRefused, match="nonce too low"):
+        await rpc.call("eth_sendRawTransaction", ["0x00"])  # for a while, nothing else is ever asked there
+
+
 # Batches.
 
 
@@ -167,6 +185,24 @@ async def test_an_endpoint_without_batches_is_asked_one_by_one(
     assert sum(isinstance(body, list) for body in node.bodies) == 1
     assert await rpc.batch(calls) == [2 * number for number in range(20)]
     assert sum(isinstance(body, list) for body in node.bodies) == 1, "it is remembered"
+
+
+@pytest.mark.parametrize(
+    "refusal", [says(NAMES_NO_CALL), says(NAMES_NO_CALL.replace("null", "1")), status(400)]
+)
+async def test_what_names_no_call_of_the_batch_refuses_none(
+    node: Node, rpc: JsonRpc, refusal: Respond
+) -> None:
+    async def respond(request: web.Request, body: Any) -> web.StreamResponse:
+        return await (refusal if isinstance(body, list) else node.answer)(request, body)
+
+    calls: Calls = [("eth_chainId", [])] * 2
+    assert await rpc.call("eth_chainId") == "0x7a69"
+    node.respond = respond
+    assert [type(answer) for answer in await rpc.batch(calls)] == [RpcUnavailable] * 2
+    node.respond = node.answer
+    assert await rpc.batch(calls) == ["0x7a69"] * 2
+    assert isinstance(node.bodies[-1], list), "it was not taken for an endpoint without batches"
 
 
 @pytest.mark.parametrize("respond", [status(503), status(400), says("{}"), says("7"), reset])

@@ -4,6 +4,8 @@ Contract
 - `post` sends once and gives status and body, or raises: `TimeoutError`; `ConnectionLost` when the other side went away,
   said something that is not HTTP, or stopped half-way; `BodyTooLarge`; `OSError` when nobody could be reached.
 - After any of those the connection is closed: whatever still comes belongs to nobody.
+- HTTP does not say what an answer is to. The first on its connection can be to nothing else, and `is_first` says so; for
+  a while after `doubt` every answer is one.
 - No redirects, cookies, proxies or compression. Names and passwords of the URL go as basic authorization.
 
 It exists because a general client spends ten times as long on a call as the call's own bytes need, and a transaction
@@ -17,7 +19,7 @@ import socket
 import ssl
 from base64 import b64encode
 from importlib.metadata import version
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import httptools
 from aiohappyeyeballs import start_connection
@@ -27,6 +29,7 @@ _CONNECTIONS_MAX: Final = 16
 _NEXT_ADDRESS_AFTER_S: Final = 0.25
 _IDLE_S_MAX: Final = 60.0  # a connection that rested longer may be gone without a word
 _FINAL_STATUS_MIN: Final = 200  # what is below only announces an answer
+_DOUBT_S: Final = 60.0
 
 
 class ConnectionLost(ConnectionError):
@@ -35,6 +38,12 @@ class ConnectionLost(ConnectionError):
 
 class BodyTooLarge(ValueError):
     """More than anybody wants to read."""
+
+
+class Posted(NamedTuple):
+    status: int
+    body: bytes
+    is_first: bool  # nothing was asked before on its connection
 
 
 class Poster:
@@ -52,8 +61,9 @@ class Poster:
         self._free: list[_Connection] = []  # the one that rested least comes last
         self._all: set[_Connection] = set()
         self._slots = asyncio.Semaphore(_CONNECTIONS_MAX)
+        self._doubts_until_s = 0.0
 
-    async def post(self, body: bytes) -> tuple[int, bytes]:
+    async def post(self, body: bytes) -> Posted:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         if self._slots.locked():
@@ -62,16 +72,19 @@ class Poster:
         else:
             await self._slots.acquire()
         try:
-            connection = self._rested(loop.time()) or await self._connect(deadline_s)
+            rested = self._rested(loop.time())
+            connection = rested or await self._connect(deadline_s)
             request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
             try:
-                answer = await connection.ask(request, deadline_s)
+                status, answer = await connection.ask(request, deadline_s)
             except BaseException:
                 connection.close()
                 raise
-            if connection.is_open:
+            if connection.used_at_s < self._doubts_until_s:
+                connection.close()
+            elif connection.is_open:
                 self._free.append(connection)
-            return answer
+            return Posted(status, answer, is_first=rested is None)
         finally:
             self._slots.release()
 
@@ -102,6 +115,11 @@ class Poster:
         """What comes on them next may be something that was said before."""
         while self._free:
             self._free.pop().close()
+
+    def doubt(self) -> None:
+        """Nobody knows what it was that was answered: for a while no connection is used twice."""
+        self._doubts_until_s = asyncio.get_running_loop().time() + _DOUBT_S
+        self.close_resting()
 
     async def aclose(self) -> None:
         for connection in list(self._all):

@@ -5,6 +5,9 @@ Contract
   error; `RpcUnavailable`, there was no usable answer (time-out, reset, HTTP status other than 2xx, a body that is too
   large, not JSON or not JSON-RPC). After `RpcUnavailable` nobody knows whether the node did what it was asked.
 - Nothing is ever asked twice.
+- What names no call (an error with a null id, an HTTP status that refuses a batch) is believed only where it can be to
+  nothing else: as the first answer of a connection. Elsewhere it is `RpcUnavailable`, and for a while each call has a
+  connection of its own, so that a node that means it is believed the next time.
 - `batch` asks up to 100 calls a request, one request after another so that order is kept, and matches answers by id. A
   call without an answer is `RpcUnavailable` for itself alone; after a request that failed as a whole the rest isn't
   asked and shares its error. An endpoint that refuses batches as such has run none of it: the calls go out one by one, a few at a time, and
@@ -18,7 +21,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,6 +51,12 @@ class _Request(msgspec.Struct):
     method: str
     params: Sequence[Any]
     jsonrpc: str = "2.0"
+
+
+class _Heard(NamedTuple):
+    status: int | None  # other than 2xx
+    answer: Any  # the decoded body of a 2xx answer
+    is_first: bool  # on its connection: it can be to nothing else
 
 
 def masked(url: str) -> str:
@@ -167,25 +176,32 @@ class JsonRpc:
 
     async def _single(self, method: str, params: Sequence[Any]) -> Any:
         call_id = next(self._ids)
-        status, answer = await self._post(_Request(call_id, method, params))
-        if status is not None:
-            raise self._unavailable(f"answered HTTP {status}")
-        if not isinstance(answer, dict) or not _is_to(call_id, answer):
-            raise self._not_ours("the answer is not JSON-RPC, or to something else")
+        heard = await self._post(_Request(call_id, method, params))
+        answer = heard.answer
+        if heard.status is not None:
+            raise self._unavailable(f"answered HTTP {heard.status}")
+        if not isinstance(answer, dict):
+            raise self._not_ours("the answer is not JSON-RPC")
         value = self._value(answer)
+        if answer.get("id") != call_id:
+            if answer.get("id") is not None or not isinstance(value, RpcRefused):
+                raise self._not_ours("the answer is not JSON-RPC, or to something else")
+            raise value if heard.is_first else self._in_doubt()
         if isinstance(value, RpcError):
             raise value
         return value
 
     async def _together(self, calls: Calls) -> list[Any]:
         requests = [_Request(next(self._ids), method, params) for method, params in calls]
-        status, answer = await self._post(requests)
-        if status is not None:
-            if status in _BATCH_REFUSING_STATUSES:
-                raise _BatchRefused
-            raise self._unavailable(f"answered HTTP {status}")
+        heard = await self._post(requests)
+        answer = heard.answer
+        if heard.status in _BATCH_REFUSING_STATUSES:
+            raise _BatchRefused if heard.is_first else self._in_doubt()
+        if heard.status is not None:
+            raise self._unavailable(f"answered HTTP {heard.status}")
         if isinstance(answer, dict):
-            raise self._lone_error(answer)
+            is_to_us = heard.is_first or any(answer.get("id") == request.id for request in requests)
+            raise self._lone_error(answer) if is_to_us else self._in_doubt()
         if not isinstance(answer, list):
             raise self._unavailable("the answer to a batch is not a list")
         by_id: dict[int, Any] = {}
@@ -221,12 +237,11 @@ class JsonRpc:
             )
         return self._unavailable("the answer has neither result nor error")
 
-    async def _post(self, body: object) -> tuple[int | None, Any]:
-        """The decoded body of a 2xx answer, or (status, None) of another one."""
+    async def _post(self, body: object) -> _Heard:
         if self._poster is None:
             self._poster = Poster(self._url, timeout_s=self._timeout_s, body_bytes_max=self._max_body_bytes)
         try:
-            status, content = await self._poster.post(msgspec.json.encode(body))
+            status, content, is_first = await self._poster.post(msgspec.json.encode(body))
         # The chain of causes is cut on purpose: some errors name the whole URL.
         except TimeoutError:
             raise self._unavailable("time-out") from None
@@ -235,9 +250,9 @@ class JsonRpc:
         except (OSError, ValueError) as error:
             raise self._unavailable(type(error).__name__) from None
         if not 200 <= status < 300:  # noqa: PLR2004 - the statuses of success
-            return status, None
+            return _Heard(status, None, is_first)
         try:
-            return None, bounded_json.decode(content)
+            return _Heard(None, bounded_json.decode(content), is_first)
         except msgspec.DecodeError:
             raise self._unavailable("the answer is not JSON") from None
 
@@ -247,11 +262,11 @@ class JsonRpc:
             self._poster.close_resting()
         return self._unavailable(what)
 
+    def _in_doubt(self) -> RpcUnavailable:
+        """Its words are not told: whoever reads them would take them for a verdict on this call."""
+        if self._poster is not None:
+            self._poster.doubt()
+        return self._unavailable("an error came that names no call, and may be to something else")
+
     def _unavailable(self, what: str) -> RpcUnavailable:
         return RpcUnavailable(f"{self.endpoint}: {what}")
-
-
-def _is_to(call_id: int, answer: dict[str, Any]) -> bool:
-    """An error may come with a null id, when the node couldn't read the request; a result says whose it is."""
-    given = answer.get("id")
-    return given == call_id or (given is None and answer.get("error") is not None)
