@@ -20,7 +20,7 @@ from fencepost.adapters.evm.heads import watch_heads
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.database import History, open_pools
+from fencepost.adapters.postgres.database import History, is_failure, open_pools
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.nodes import soonest_expiry_s
 from fencepost.adapters.postgres.pool import Pool
@@ -193,6 +193,7 @@ async def open_node(
             workers=settings.lanes.workers,
             router=router,
             soonest_expiry=partial(soonest_expiry_s, pools.moving, incarnation),
+            is_database_failure=is_failure,
         )
         wakeups = Wakeups(
             pool,

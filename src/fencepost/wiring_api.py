@@ -8,10 +8,9 @@ from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
-import asyncpg
-
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.evm.raw_sender import sender_of
+from fencepost.adapters.postgres.database import is_failure
 from fencepost.adapters.postgres.nodes import list_nodes
 from fencepost.adapters.postgres.operators import PostgresKeyStore, PostgresOperate
 from fencepost.adapters.postgres.policies import PostgresPolicies
@@ -20,22 +19,6 @@ from fencepost.api.services import NodeInfo, Services, SignerRules
 from fencepost.application.policy import PolicyGuard
 from fencepost.domain.ids import Address
 from fencepost.wiring import Running
-
-# The database is away, overloaded or about to restart: the same call may succeed later. Everything else that it says
-# is a mistake of ours, and must look like one.
-DATABASE_FAILURES = (
-    OSError,  # TimeoutError and every kind of broken connection are among them
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the server ended the session while a statement was under way
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.InvalidTransactionStateError,  # a transaction's time is over, or the server became read-only
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-)
 
 ADDRESSES_REMEMBERED = 10_000  # the same few come again and again, and reading one takes a hash
 
@@ -96,7 +79,7 @@ def services_of(running: Running) -> Services:
         selector_of=_selector_of,
         pass_on=pass_on,
         sender_of=sender_of,
-        is_database_failure=lambda error: isinstance(error, DATABASE_FAILURES),
+        is_database_failure=is_failure,
         host=settings.api.host,
         expose_nonce=settings.api.expose_nonce,
         events=settings.events.mode,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from fencepost.adapters.http.forward import HttpForward
-from fencepost.adapters.postgres.database import History, Pools
+from fencepost.adapters.postgres.database import History, Pools, is_failure
 from fencepost.adapters.postgres.nodes import PostgresMembers, node_place, take_sample
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.wakeups import Wakeups
@@ -21,7 +21,7 @@ from fencepost.application.forwarding import Passes
 from fencepost.application.intake import Intake
 from fencepost.application.membership import Member
 from fencepost.domain.ids import Address
-from fencepost.runtime.looping import keep_turning
+from fencepost.runtime.looping import Trouble, keep_turning
 from fencepost.runtime.membership import Membership
 from fencepost.runtime.metrics import Metrics, PoolUse
 from fencepost.runtime.node import Node
@@ -125,8 +125,10 @@ async def among_others(
     _show(observer.metrics, node, pools.work)
     await membership.join()
     loops = [
-        asyncio.create_task(keep_turning(membership.turn, name="heartbeat", wake=membership.wake)),
-        asyncio.create_task(keep_turning(sampling.turn, name="sampling")),
+        asyncio.create_task(
+            keep_turning(membership.turn, trouble=Trouble("heartbeat", is_failure), wake=membership.wake)
+        ),
+        asyncio.create_task(keep_turning(sampling.turn, trouble=Trouble("sampling", is_failure))),
     ]
     try:
         yield membership

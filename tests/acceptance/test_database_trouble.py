@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from fencepost.adapters.postgres import migrate
@@ -83,7 +84,7 @@ async def until_confirmed(dsn: str, account: Account, count: int) -> None:
 
 
 async def test_a_server_that_crashes_and_recovers_costs_time_only(
-    own_server: EmbeddedPostgres, ticking: OwnChain
+    own_server: EmbeddedPostgres, ticking: OwnChain, caplog: pytest.LogCaptureFixture
 ) -> None:
     dsn, account = own_server.dsn, ticking.accounts[0]
     await asked(dsn, account, 120)
@@ -98,6 +99,9 @@ async def test_a_server_that_crashes_and_recovers_costs_time_only(
         async with reading(dsn) as (book, _):
             await book.until_states(account, CONFIRMED=120)
             await check_all_mined_once(book, ticking, account, 120)
+    ours = [record for record in caplog.records if record.name.startswith("fencepost")]
+    assert any("the database does not answer" in record.getMessage() for record in ours)
+    assert not any(record.exc_info for record in ours), "an outage is a line, not a trace"
 
 
 async def test_connections_that_are_cut_again_and_again_cost_time_only(

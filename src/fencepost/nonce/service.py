@@ -8,18 +8,17 @@ turns again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fencepost.adapters.postgres.database import is_failure
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Address, Signer, TxHash
-from fencepost.errors import FencepostError, InvalidRequest
+from fencepost.errors import InvalidRequest
 from fencepost.nonce.closing import Closing
 from fencepost.nonce.port import Hold, NoncePort, SignerStatus
-
-_log = logging.getLogger(__name__)
+from fencepost.runtime.looping import Trouble
 
 RECLAIMED_A_TURN = 100
 
@@ -72,10 +71,10 @@ class NonceService:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for scheme in self.schemes.values():
-                group.create_task(_loop(scheme.tend_once, self.tend_every_s))
-            group.create_task(_loop(self.reclaim_once, self.reclaim_every_s))
+                group.create_task(_loop(scheme.tend_once, self.tend_every_s, "tending"))
+            group.create_task(_loop(self.reclaim_once, self.reclaim_every_s, "reclaiming"))
             for closing in self.closings:
-                group.create_task(_loop(closing.run_once, self.close_every_s))
+                group.create_task(_loop(closing.run_once, self.close_every_s, "closing"))
 
     async def tend_once(self) -> int:
         return sum([await scheme.tend_once() for scheme in self.schemes.values()])
@@ -92,13 +91,14 @@ class NonceService:
         return released
 
 
-async def _loop(once: Callable[[], Awaitable[int]], every_s: float) -> None:
+async def _loop(once: Callable[[], Awaitable[int]], every_s: float, name: str) -> None:
+    trouble = Trouble(f"nonce service, {name}", is_failure)
     task = asyncio.current_task()
     while task is not None and not task.cancelling():  # asyncio.wait_for of 3.11 may swallow one
         try:
             await once()
-        except FencepostError as error:
-            _log.warning("nonce service: %s", error)
-        except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
-            _log.exception("a loop of the nonce service failed; it goes on")
+        except Exception as error:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
+            trouble.met(error)
+        else:
+            trouble.over()
         await asyncio.sleep(every_s)

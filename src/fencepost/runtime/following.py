@@ -13,8 +13,8 @@ from typing import NamedTuple
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.ports import Clock, Header, Ledger
 from fencepost.domain.ids import Signer
-from fencepost.errors import RpcError
 from fencepost.runtime.lanes import Lanes
+from fencepost.runtime.looping import IsDatabaseFailure, Trouble, is_broken_connection
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Following:
     ledger: Ledger
     clock: Clock
     on_undone: Callable[[Signer, int], None]  # a fork reaches down to this block, below what has ended for it
+    is_database_failure: IsDatabaseFailure = is_broken_connection
     _unlooked: set[int] = field(default_factory=set)  # chain ids: whether what had ended still stands
     _asks: dict[int, list[_Ask]] = field(default_factory=dict)  # by chain id: still to be put to the ledger
 
@@ -56,25 +57,24 @@ class Following:
             watch.on_change = partial(self._changed, chain_id)
 
     async def run(self, chain_id: int) -> None:
+        trouble = Trouble(f"heads of chain {chain_id}", self.is_database_failure)
         async with aclosing(self.heads[chain_id]()) as heads:
             async for head in heads:
                 pause_s = FIRST_PAUSE_S
                 now: Header | None = head
-                while not await self._follow(chain_id, now):
+                while not await self._follow(chain_id, now, trouble):
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MOST_PAUSE_S)
                     now = None  # whatever the head is by then
 
-    async def _follow(self, chain_id: int, head: Header | None) -> bool:
+    async def _follow(self, chain_id: int, head: Header | None, trouble: Trouble) -> bool:
         try:
             await self.once(chain_id, head)
-        except RpcError as error:
-            _log.warning("chain %s: %s", chain_id, error)
-        except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, and it is tried again
-            _log.exception("chain %s: a head was not told to the lanes", chain_id)
-        else:
-            return True
-        return False
+        except Exception as error:  # noqa: BLE001 - a loop's edge: the cause is logged, and it is tried again
+            trouble.met(error)
+            return False
+        trouble.over()
+        return True
 
     async def once(self, chain_id: int, head: Header | None = None) -> HeadChange:
         change = await self.watches[chain_id].refresh(head)

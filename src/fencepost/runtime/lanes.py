@@ -25,6 +25,7 @@ from fencepost.application.step import step
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
+from fencepost.runtime.looping import IsDatabaseFailure, is_broken_connection
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Lanes:
     ]  # the lane is gone, but its work is not: somebody should acquire it again
     on_given_up: Callable[[Lane], None]  # the lease is still ours: release it
     on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
+    is_database_failure: IsDatabaseFailure = is_broken_connection
     _slots: dict[Signer, _Slot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
     _at_work: dict[Signer, Lane] = field(default_factory=dict)  # the others rest
@@ -301,7 +303,14 @@ class Lanes:
 
     def _lose(self, slot: _Slot, error: Exception) -> None:
         lane = slot.lane
-        _log.error("a step of %s failed; the lane is read anew", lane.signer, exc_info=error)
+        if self.is_database_failure(error):
+            _log.warning(
+                "%s: the database does not answer (%s); the lane is read anew",
+                lane.signer,
+                type(error).__name__,
+            )
+        else:
+            _log.error("a step of %s failed; the lane is read anew", lane.signer, exc_info=error)
         self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=type(error).__name__)
         self._let_go(slot)
         self.on_lost(lane.signer)

@@ -54,3 +54,5 @@ def configure(log_format: LogFormat, level: str, stream: TextIO = sys.stderr) ->
     root.setLevel(level.upper())
     for noisy in ("asyncio", "aiohttp", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # An outage is told by those who meet it; the driver's pool adds a trace for every connection that it can't restore.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

@@ -14,7 +14,6 @@ five loops and N lane workers in one task group; each loop has a `…_once` that
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,14 +26,12 @@ from fencepost.application.ports import Clock, Ledger, Observer
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
-from fencepost.errors import FencepostError
 from fencepost.runtime.following import Following, HeadFeed
 from fencepost.runtime.lanes import Lanes
 from fencepost.runtime.letting_go import LettingGo
+from fencepost.runtime.looping import IsDatabaseFailure, Trouble, is_broken_connection
 from fencepost.runtime.routing import ALONE, Router
 from fencepost.runtime.seeking import Seeking
-
-_log = logging.getLogger(__name__)
 
 GIVEN_UP_PAUSE_S = 3.0
 STOP_STEP_WITHIN_S = 2.0
@@ -70,6 +67,7 @@ class Node:
     workers: int
     router: Router = field(default_factory=lambda: Router(ALONE))
     soonest_expiry: Callable[[], Awaitable[float | None]] = _never  # seconds, of leases of others
+    is_database_failure: IsDatabaseFailure = is_broken_connection
     lanes: Lanes = field(init=False)
     letting_go: LettingGo = field(init=False)
     following: Following = field(init=False)
@@ -84,6 +82,7 @@ class Node:
             on_lost=self._on_lost,
             on_given_up=self._on_given_up,
             on_retired=lambda lane: self.letting_go.add(lane.term),
+            is_database_failure=self.is_database_failure,
         )
         self.seeking = Seeking(
             ledger=self.ledger,
@@ -99,7 +98,13 @@ class Node:
             soonest_expiry=self.soonest_expiry,
         )
         self.following = Following(
-            self.watches, self.heads, self.lanes, self.ledger, self.clock, on_undone=self.seeking.undone
+            self.watches,
+            self.heads,
+            self.lanes,
+            self.ledger,
+            self.clock,
+            on_undone=self.seeking.undone,
+            is_database_failure=self.is_database_failure,
         )
         self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
 
@@ -114,7 +119,7 @@ class Node:
                     ("renew", self.renew_once, lambda: self.pace.renew_s, None),
                     ("idle", self.idle_once, lambda: max(0.05, self.pace.idle_release_s / 4), None),
                 ):
-                    group.create_task(self._loop(turn, rest_s, wake), name=name)
+                    group.create_task(self._loop(name, turn, rest_s, wake), name=name)
                 for chain_id in self.watches:
                     group.create_task(self.following.run(chain_id), name=f"heads-{chain_id}")
                 group.create_task(self._until_stopped(), name="stop")
@@ -157,15 +162,20 @@ class Node:
                 await self.letting_go.wake.wait()
 
     async def _loop(
-        self, once: Callable[[], Awaitable[object]], rest_s: Callable[[], float], wake: asyncio.Event | None
+        self,
+        name: str,
+        once: Callable[[], Awaitable[object]],
+        rest_s: Callable[[], float],
+        wake: asyncio.Event | None,
     ) -> None:
+        trouble = Trouble(name, self.is_database_failure)
         while not self._stop.is_set():
             try:
                 await once()
-            except FencepostError as error:
-                _log.warning("%s", error)
-            except Exception:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
-                _log.exception("a loop of node %s failed; it goes on", self.name)
+            except Exception as error:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
+                trouble.met(error)
+            else:
+                trouble.over()
             await self._rest(rest_s(), wake)
 
     async def _rest(self, seconds: float, wake: asyncio.Event | None) -> None:

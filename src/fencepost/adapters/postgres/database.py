@@ -53,6 +53,22 @@ CONNECT_ERRORS = (
     OverflowError,
 )
 
+# The database is away, overloaded or about to restart: the same call may succeed later. Everything else that it says
+# is a mistake of ours, and must look like one.
+_FAILURES = (
+    OSError,  # TimeoutError and every kind of broken connection are among them
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server ended the session while a statement was under way
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.InvalidTransactionStateError,  # a transaction's time is over, or the server became read-only
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -214,6 +230,10 @@ async def identify(connection: Connection) -> ServerIdentity:
     if row is None:
         raise DatabaseUnusable("the server does not say who it is")
     return ServerIdentity(system_id=row["system_id"], timeline=row["timeline"])
+
+
+def is_failure(error: BaseException) -> bool:
+    return isinstance(error, _FAILURES)
 
 
 def unusable(error: BaseException) -> DatabaseUnusable:

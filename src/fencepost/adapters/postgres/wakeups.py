@@ -62,6 +62,7 @@ class Wakeups:
         self._pending: set[Signer] = set()
         self._has_pending = asyncio.Event()
         self._hears = asyncio.Event()
+        self._is_deaf = False  # and was told to be
 
     def hint(self, signer: Signer) -> None:
         """To this process at once, to the others soon."""
@@ -122,7 +123,9 @@ class Wakeups:
                 finally:
                     connection.terminate()
             except CONNECT_ERRORS as error:
-                _log.warning("wake-ups are off for now (%s); polling goes on", type(error).__name__)
+                if not self._is_deaf:  # told once, however long it lasts
+                    _log.warning("wake-ups are off for now (%s); polling goes on", type(error).__name__)
+                self._is_deaf = True
             await asyncio.sleep(RECONNECT_S)
 
     async def _listen_on(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -130,6 +133,9 @@ class Wakeups:
         connection.add_termination_listener(lambda _: ended.set())
         await connection.add_listener(CHANNEL, self._heard)
         self._hears.set()
+        if self._is_deaf:
+            _log.warning("wake-ups are back")
+            self._is_deaf = False
         await ended.wait()
 
     def _heard(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:

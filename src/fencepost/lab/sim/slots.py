@@ -35,7 +35,7 @@ from fencepost.lab.sim.plan import SKEW_S, TTL_S, Setup
 from fencepost.lab.sim.ports import ChainPort, KeysPort, LedgerPort, TermChain
 from fencepost.lab.sim.records import Records
 from fencepost.lab.sim.weather import Weather
-from fencepost.runtime.looping import keep_turning
+from fencepost.runtime.looping import Trouble, keep_turning
 from fencepost.runtime.node import Node, Pace
 
 HEAD_POLL_S = 2.0
@@ -135,7 +135,10 @@ class Slot:
         port.on_history_changed = partial(node.history_changed, "before", "after")
         node.letting_go.tell_freed = partial(self._freed, gate)
         running = Running(process, context, node, handlers)
-        for main in (node.run(), keep_turning(partial(self._sample, port, node), name="sampling")):
+        for main in (
+            node.run(),
+            keep_turning(partial(self._sample, port, node), trouble=Trouble("sampling")),
+        ):
             running.tasks.append(self.loop.create_task(main, context=context))
         return running
 
