@@ -178,7 +178,7 @@ async def staged(dsn: str, client: Client, account: Account, *, lease_s: float) 
         (term,) = await a.acquire([signer])
         (queued,) = await a.load_queue(signer, limit=1)
         refused = managed.refused(queued, "for the sake of a write")
-        change = TxChange(queued, refused.tx._replace(journal_count=2), refused.entries)
+        change = TxChange(queued, refused.tx.changed(journal_count=2), refused.entries)
         yield Stage(a, b, signer, term, LaneWrite(term=term, changes=(change,)))
 
 

@@ -66,7 +66,7 @@ def test_names_the_addresses_it_signs_for(port: KeyPort) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 async def test_signs_in_order_with_the_key_that_was_named(port: KeyPort, address: Address) -> None:
-    txs = [PLAIN._replace(nonce=nonce) for nonce in (5, 3, 4)]
+    txs = [PLAIN.changed(nonce=nonce) for nonce in (5, 3, 4)]
     signed = await port.sign(address, txs)
     decoded = [decode_signed(tx.raw) for tx in signed]
     assert [item.tx for item in decoded] == txs
@@ -78,12 +78,10 @@ async def test_signs_in_order_with_the_key_that_was_named(port: KeyPort, address
     "tx",
     [
         PLAIN,
-        PLAIN._replace(call=Call(None, 0, b"\x60\x00")),
-        PLAIN._replace(call=Call(TO, access_list=(AccessEntry(TO, (b"\1" * 32,)),))),
-        PLAIN._replace(fees=ONE_PRICE, type=TxType.LEGACY),
-        PLAIN._replace(
-            call=Call(TO, access_list=(AccessEntry(TO),)), fees=ONE_PRICE, type=TxType.ACCESS_LIST
-        ),
+        PLAIN.changed(call=Call(None, 0, b"\x60\x00")),
+        PLAIN.changed(call=Call(TO, access_list=(AccessEntry(TO, (b"\1" * 32,)),))),
+        PLAIN.changed(fees=ONE_PRICE, type=TxType.LEGACY),
+        PLAIN.changed(call=Call(TO, access_list=(AccessEntry(TO),)), fees=ONE_PRICE, type=TxType.ACCESS_LIST),
     ],
     ids=["transfer", "deployment", "with access list", "type 0", "type 1"],
 )
@@ -104,7 +102,7 @@ async def test_an_unknown_signer_is_told_apart(port: KeyPort) -> None:
 
 
 async def test_all_or_nothing(port: KeyPort) -> None:
-    impossible = PLAIN._replace(nonce=-1)
+    impossible = PLAIN.changed(nonce=-1)
     with pytest.raises(SigningError, match="nonce -1"):
         await port.sign(ADDRESSES[0], [PLAIN, impossible, PLAIN])
     assert len(await port.sign(ADDRESSES[0], [PLAIN])) == 1  # and it goes on working

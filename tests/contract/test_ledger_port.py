@@ -53,7 +53,7 @@ async def test_a_new_request_is_stored_as_it_was_asked(lab: LedgerLab) -> None:
     assert await lab.events(tx.tx_id) == ["Receive"]
     same = await ledger.find_by_request(ALICE, "order-1")
     assert same is not None
-    assert same._replace(valid_until_s=None) == tx._replace(valid_until_s=None)
+    assert same.changed(valid_until_s=None) == tx.changed(valid_until_s=None)
 
 
 async def test_the_same_request_is_known_and_another_payload_is_a_conflict(lab: LedgerLab) -> None:
@@ -174,7 +174,7 @@ async def test_a_new_request_is_told_with_what_waited_before_it_unless_that_is_m
     loaded = [*await one.load_queue(ALICE, limit=9), *await one.load_queue(BOB, limit=9)]
     for queued, stored in zip(told, loaded, strict=True):
         assert queued is not None
-        assert queued._replace(valid_until_s=None, received_s=None) == stored._replace(
+        assert queued.changed(valid_until_s=None, received_s=None) == stored.changed(
             valid_until_s=None, received_s=None
         )
     assert told[1] is not None
@@ -190,7 +190,8 @@ async def test_a_new_request_is_told_with_what_waited_before_it_unless_that_is_m
     assert (known.outcome, known.queued) == (KNOWN, None)
 
     queue = await one.load_queue(ALICE, limit=9)
-    dropped = [TxChange(tx, *managed.dropped(tx, "enough")) for tx in queue]
+    steps = [managed.dropped(tx, "enough") for tx in queue]
+    dropped = [TxChange(tx, step.tx, step.entries) for tx, step in zip(queue, steps, strict=True)]
     assert await one.commit(LaneWrite(term, tuple(dropped))) == Written(lease_ok=True, applied=True)
     (alone,) = await two.accept([new("r5")])
     assert alone.behind == ()

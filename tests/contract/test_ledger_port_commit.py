@@ -42,7 +42,7 @@ def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
         taken = step(after)
         after = taken.tx
         entries += taken.entries
-    return TxChange(tx, after._replace(journal_count=tx.journal_count + len(entries)), tuple(entries))
+    return TxChange(tx, after.changed(journal_count=tx.journal_count + len(entries)), tuple(entries))
 
 
 def take(tx: ManagedTx, nonce: int, name: str | None = None) -> TxChange:
@@ -124,7 +124,7 @@ async def test_an_old_term_writes_nothing(lab: LedgerLab) -> None:
     assert await lab.outcome(wish) is None
     assert await lab.events(None) == []
     assert await lab.events(tx.tx_id) == ["Receive"]
-    assert await two.commit(write._replace(term=newer)) == APPLIED
+    assert await two.commit(write.changed(term=newer)) == APPLIED
 
 
 async def test_a_term_that_has_run_out_still_writes_while_nobody_took_over(lab: LedgerLab) -> None:
@@ -148,17 +148,17 @@ async def test_one_row_that_moved_stops_the_whole_write(lab: LedgerLab) -> None:
 async def test_a_row_that_is_not_there_stops_the_write(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, (tx,) = await held(ledger, "x")
-    ghost = tx._replace(tx_id=new().tx_id)
+    ghost = tx.changed(tx_id=new().tx_id)
     assert await ledger.commit(LaneWrite(term, (take(ghost, 0),))) == MOVED
 
 
 async def test_a_step_that_the_table_does_not_have_is_refused(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
     term, (tx,) = await held(ledger, "x")
-    jump = take(tx, 0).after._replace(state=State.SUBMITTED)
+    jump = take(tx, 0).after.changed(state=State.SUBMITTED)
     assert await ledger.commit(LaneWrite(term, (TxChange(tx, jump, ()),))) == MOVED
     ended = await apply(ledger, term, tx, partial(managed.dropped, reason="no"))
-    again = TxChange(ended, ended._replace(state=State.QUEUED), ())
+    again = TxChange(ended, ended.changed(state=State.QUEUED), ())
     assert await ledger.commit(LaneWrite(term, (again,))) == MOVED
     assert (await stored(ledger, tx)).state is State.CANCELLED
 
@@ -174,7 +174,7 @@ async def test_the_cursor_moves_only_from_where_it_was_expected(
     move = LaneWrite(term, cursor_before=expected, cursor_after=Cursor(9, 0))
     assert await ledger.commit(move) == MOVED
     assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(2, 0)
-    assert await ledger.commit(move._replace(cursor_before=Cursor(2, 0))) == APPLIED
+    assert await ledger.commit(move.changed(cursor_before=Cursor(2, 0))) == APPLIED
     assert (await ledger.load(ALICE, queue_limit=1)).cursor == Cursor(9, 0)
 
 
@@ -236,8 +236,8 @@ async def test_lanes_that_commit_together_do_not_judge_one_another(lab: LedgerLa
         LaneWrite(term, (take(tx, 0, name=taken if i == 6 else None),), cursor_after=Cursor(1, 0))
         for i, (term, (tx,)) in enumerate(lanes)
     ]
-    writes[1] = writes[1]._replace(cursor_before=Cursor(5, 0))
-    writes[2] = writes[2]._replace(changes=(take(lanes[2][1][0]._replace(version=9), 0),))
+    writes[1] = writes[1].changed(cursor_before=Cursor(5, 0))
+    writes[2] = writes[2].changed(changes=(take(lanes[2][1][0].changed(version=9), 0),))
     answers = await asyncio.gather(*(one.commit(write) for write in writes))
     assert answers[:5] == [FENCED, MOVED, MOVED, APPLIED, APPLIED]
     assert sorted([answers[5].applied, answers[6].applied]) == [False, True]
@@ -278,7 +278,7 @@ async def test_fillers_are_stored_with_nonce_and_bytes(lab: LedgerLab) -> None:
         (2, Kind.INTENT),
     ]
     for row, new_one in zip(state.in_flight, made, strict=False):
-        assert row == new_one.after._replace(version=2, seq=row.seq, received_s=row.received_s)
+        assert row == new_one.after.changed(version=2, seq=row.seq, received_s=row.received_s)
         assert row.seq > tx.seq
     assert await lab.events(made[0].after.tx_id) == ["AssignNonce"]
     assert await lab.outcome(wish) == "filled"
@@ -320,7 +320,7 @@ async def test_a_filler_that_exists_or_whose_bytes_do_is_refused(lab: LedgerLab)
     term, (tx,) = await allocated(ledger, "x")
     again = filler(1)
     assert await ledger.commit(LaneWrite(term, fillers=(again,))) == APPLIED
-    known = TxChange(again.before, again.after._replace(nonce=2), again.entries)
+    known = TxChange(again.before, again.after.changed(nonce=2), again.entries)
     assert await ledger.commit(LaneWrite(term, fillers=(known,))) == MOVED
     assert await ledger.commit(LaneWrite(term, fillers=(filler(3, f"{tx.tx_id}"),))) == MOVED
 
@@ -429,7 +429,7 @@ async def test_a_receipt_comes_back_as_the_node_gave_it(lab: LedgerLab, bloom: s
     ledger = await lab.node("a")
     term, (tx,) = await allocated(ledger, "one")
     given = receipt_of(tx, block(5))
-    receipt = given._replace(raw={**given.raw, "logsBloom": bloom})
+    receipt = given.changed(raw={**given.raw, "logsBloom": bloom})
     tx = await apply(ledger, term, tx, partial(managed.mined, receipt=receipt))
     assert tx.mined == receipt
 

@@ -45,10 +45,10 @@ async def test_texts_come_back_as_they_were(lab: LedgerLab, text: str) -> None:
     for tx, said in zip((c.after for c in changes), ("plain", text, "plain"), strict=True):
         raw = {"status": "0x1", "gasUsed": "0x5208", "logs": [], said: {"deep": [said, None]}}
         mined = Receipt(tx.latest.signed.hash, at, succeeded=True, gas_used=21_000, raw=raw)
-        sent = ACCEPTED._replace(message=said)
+        sent = ACCEPTED.changed(message=said)
         ends.append(
             change(
-                tx._replace(version=2),
+                tx.changed(version=2),
                 partial(managed.sent, attempt_number=1, result=sent, now_s=lab.clock.now_s(), due_s=None),
                 partial(managed.stuck, reason=said),
                 partial(managed.mined, receipt=mined),
@@ -68,7 +68,7 @@ async def test_one_row_without_a_receipt_between_two_with_one(lab: LedgerLab) ->
     term, queue = await held(ledger, "x", "y", "z")
     changes = tuple(take(tx, nonce) for nonce, tx in enumerate(queue))
     assert await ledger.commit(LaneWrite(term, changes, cursor_after=Cursor(3, 0))) == APPLIED
-    x, y, z = (c.after._replace(version=2) for c in changes)
+    x, y, z = (c.after.changed(version=2) for c in changes)
     receipts = [
         Receipt(tx.latest.signed.hash, block(4), True, 21_000, {"status": "0x1", "gasUsed": "0x5208"})
         for tx in (x, z)

@@ -254,7 +254,7 @@ async def _sign_at(lane: Lane, tx: ManagedTx, *, nonce: int) -> managed.Attempt:
     assert lane.policy.fixed_fees is not None
     wanted = attempts.unsigned(
         lane,
-        tx._replace(attempts=()),
+        tx.changed(attempts=()),
         nonce=nonce,
         gas=21_000,
         fees=lane.policy.fixed_fees,

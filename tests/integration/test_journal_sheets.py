@@ -43,7 +43,7 @@ async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
 async def queued(on: Stage) -> tuple[PostgresLedger, Term, list[ManagedTx]]:
     """Requests that came at once."""
     ledger = await on.ledger(on.old)
-    await ledger.accept([new_request(value)._replace(tx_id=new_tx_id()) for value in range(1, COUNT + 1)])
+    await ledger.accept([new_request(value).changed(tx_id=new_tx_id()) for value in range(1, COUNT + 1)])
     (term,) = await ledger.acquire([SIGNER])
     return ledger, term, list(await ledger.load_queue(SIGNER, limit=COUNT))
 
@@ -78,7 +78,7 @@ async def test_the_numbers_of_a_sheet_are_enough_for_its_lines(on: Stage) -> Non
     ledger = await on.ledger(on.old)
     first = new_tx_id()  # all ids of one moment
     requests = [
-        new_request(value)._replace(tx_id=UUID(int=first.int + value)) for value in range(1, 2 * MOST_AT_ONCE)
+        new_request(value).changed(tx_id=UUID(int=first.int + value)) for value in range(1, 2 * MOST_AT_ONCE)
     ]
     await ledger.accept(requests)
     received = await lines(on)
@@ -119,7 +119,7 @@ async def test_what_is_told_differently_stands_on_sheets_of_its_own(on: Stage) -
 async def test_more_lines_of_one_transaction_than_a_sheet_holds(on: Stage) -> None:
     ledger, term, (tx, other, *_) = await queued(on)
     many = tuple(Entry(f"E{number}", {"n": number}) for number in range(2 * MOST_LINES + 3))
-    changes = (TxChange(tx, tx._replace(error="x"), many), ended(other))
+    changes = (TxChange(tx, tx.changed(error="x"), many), ended(other))
     assert (await ledger.commit(LaneWrite(term, changes))).applied
     assert (await lines(on))[COUNT:] == [
         *((tx.tx_id, entry.event, "QUEUED", entry.detail) for entry in many),

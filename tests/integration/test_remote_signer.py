@@ -37,7 +37,7 @@ async def _sign(url: str, txs: list[UnsignedTx], **limits: float) -> list[bytes]
 
 
 async def test_signs_a_batch_larger_than_the_calls_it_has_at_once(web3signer: Start) -> None:
-    txs = [TX._replace(nonce=nonce) for nonce in range(40)]
+    txs = [TX.changed(nonce=nonce) for nonce in range(40)]
     raws = await _sign(await web3signer([SECRET]), txs)
     assert [decode_signed(raw).tx for raw in raws] == txs
 
@@ -67,7 +67,7 @@ async def test_another_type_is_noticed(web3signer: Start) -> None:
         kept = {name: value for name, value in fields.items() if name != "accessList"}
         return kept | {"type": "0x0"}
 
-    tx = TX._replace(call=Call(TO), fees=Fees(5, 5), type=TxType.ACCESS_LIST)
+    tx = TX.changed(call=Call(TO), fees=Fees(5, 5), type=TxType.ACCESS_LIST)
     with pytest.raises(SigningError, match=r"asked to: type$"):
         await _sign(await web3signer([SECRET], tamper=as_type_0), [tx])
 
@@ -83,7 +83,7 @@ async def test_one_bad_answer_spoils_the_batch(web3signer: Start) -> None:
 
     url = await web3signer([SECRET], tamper=change_one)
     with pytest.raises(SigningError, match="value"):
-        await _sign(url, [TX._replace(nonce=nonce) for nonce in range(20)])
+        await _sign(url, [TX.changed(nonce=nonce) for nonce in range(20)])
 
 
 def _answering(response: Callable[[], web.StreamResponse]) -> Any:

@@ -45,7 +45,7 @@ OURS = {"write": stage.write, "take_over": stage.take_over}
 
 async def _submit(key: Callable[[], str | None], on: Stage) -> None:
     ledger = await on.ledger(on.new)
-    await ledger.accept([stage.new_request(1)._replace(request_id=key())])
+    await ledger.accept([stage.new_request(1).changed(request_id=key())])
 
 
 async def _take_over_a_minute_ahead(on: Stage, owner: Owner) -> int | None:
@@ -294,7 +294,7 @@ async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
     term = await on.acquire(on.old)
     write = stage.allocation(tx, nonce=0, before=None, term=term)
     assert (await (await on.ledger(on.old)).commit(write)).applied
-    stale = write.changes[0].after._replace(version=tx.version)  # the row has moved on since then
+    stale = write.changes[0].after.changed(version=tx.version)  # the row has moved on since then
     step = managed.claimed(stale, due_s=1.0, resubmit=False)
     await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, step.tx, step.entries),)))
 
@@ -315,5 +315,5 @@ async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
 async def test_a_step_that_the_table_of_states_does_not_have_is_refused(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)
-    jumped = tx._replace(state=State.SUBMITTED, nonce=0)
+    jumped = tx.changed(state=State.SUBMITTED, nonce=0)
     await refused_whole(on, LaneWrite(term=term, changes=(TxChange(tx, jumped, (Entry("Jump"),)),)))

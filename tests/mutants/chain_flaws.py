@@ -47,7 +47,7 @@ def ignores_forks() -> list[Change]:
         if said.standing is not Standing.ORPHANED:
             return said
         deep = kwargs["required"] is not None and view.head - block.number >= kwargs["required"]
-        return said._replace(standing=Standing.CANONICAL, new_fork=False, is_final=deep)
+        return said.changed(standing=Standing.CANONICAL, new_fork=False, is_final=deep)
 
     return [(track, "confirm", confirm)]
 

@@ -133,7 +133,7 @@ def nonce_first_row_later() -> list[Change]:
         if stands and write.cursor_after is not None and write.changes:
             self.database.cursors[write.term.signer] = write.cursor_after
             await asyncio.sleep(1.0)  # the process may die here
-            write = write._replace(cursor_after=None)
+            write = write.changed(cursor_after=None)
         return await _honest_commit(self, write)
 
     return [(FakeLedger, "commit", commit)]
@@ -162,7 +162,7 @@ def lost_answer_is_no() -> list[Change]:
 
     def stored(self: FakeLedger, change: TxChange, *_: object) -> ManagedTx:
         row = self.database.txs[change.before.tx_id]
-        return change.after._replace(version=row.version + 1)
+        return change.after.changed(version=row.version + 1)
 
     return [
         (lanes_module, "step", go_on),

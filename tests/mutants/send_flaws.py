@@ -52,7 +52,7 @@ def _requeue(lane: Lane, tx: ManagedTx, *, release: bool) -> None:
     """Back into the queue, past the rules that forbid it."""
     data = _database(lane)
     row = data.txs[tx.tx_id]
-    data.txs[tx.tx_id] = row._replace(
+    data.txs[tx.tx_id] = row.changed(
         state=State.QUEUED, nonce=None, attempts=(), version=row.version + 1, resubmit_due_s=None
     )
     data.nonces.pop((tx.signer, tx.held_nonce()), None)
@@ -147,7 +147,7 @@ def same_price_again() -> list[Change]:
 
     def replacement(last: Any, **kwargs: Any) -> Any:
         dearer = honest(last, **kwargs)
-        return dearer if dearer is None else dearer._replace(fee_cap_wei=last.fee_cap_wei)
+        return dearer if dearer is None else dearer.changed(fee_cap_wei=last.fee_cap_wei)
 
     return [(pricing, "replacement", replacement)]
 

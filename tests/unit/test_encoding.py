@@ -136,22 +136,22 @@ PLAIN = UnsignedTx(1, 0, Call(TO, 1), 21000, Fees(2, 2))
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (PLAIN._replace(chain_id=0), "chain id 0"),
-        (PLAIN._replace(chain_id=2**63), "chain id"),
-        (PLAIN._replace(nonce=-1), "nonce -1"),
-        (PLAIN._replace(nonce=2**64 - 1), "nonce"),
-        (PLAIN._replace(gas=2**64), "gas"),
-        (PLAIN._replace(call=Call(TO, 2**256)), "value"),
-        (PLAIN._replace(fees=Fees(2**256, 0)), "fee cap"),
-        (PLAIN._replace(fees=Fees(1, -1)), "tip -1"),
-        (PLAIN._replace(fees=Fees(2, 1), type=TxType.LEGACY), "one price"),
-        (PLAIN._replace(fees=Fees(2, 1), type=TxType.ACCESS_LIST), "one price"),
+        (PLAIN.changed(chain_id=0), "chain id 0"),
+        (PLAIN.changed(chain_id=2**63), "chain id"),
+        (PLAIN.changed(nonce=-1), "nonce -1"),
+        (PLAIN.changed(nonce=2**64 - 1), "nonce"),
+        (PLAIN.changed(gas=2**64), "gas"),
+        (PLAIN.changed(call=Call(TO, 2**256)), "value"),
+        (PLAIN.changed(fees=Fees(2**256, 0)), "fee cap"),
+        (PLAIN.changed(fees=Fees(1, -1)), "tip -1"),
+        (PLAIN.changed(fees=Fees(2, 1), type=TxType.LEGACY), "one price"),
+        (PLAIN.changed(fees=Fees(2, 1), type=TxType.ACCESS_LIST), "one price"),
         (
-            PLAIN._replace(call=Call(TO, access_list=(AccessEntry(TO),)), type=TxType.LEGACY),
+            PLAIN.changed(call=Call(TO, access_list=(AccessEntry(TO),)), type=TxType.LEGACY),
             "no access list",
         ),
-        (PLAIN._replace(call=Call(TO, access_list=(AccessEntry(TO, (b"1",)),))), "32 bytes"),
-        (PLAIN._replace(call=Call(Address("0x1234"))), "20 bytes"),
+        (PLAIN.changed(call=Call(TO, access_list=(AccessEntry(TO, (b"1",)),))), "32 bytes"),
+        (PLAIN.changed(call=Call(Address("0x1234"))), "20 bytes"),
     ],
 )
 def test_refuses_what_it_cannot_write_whole(tx: UnsignedTx, message: str) -> None:
@@ -212,7 +212,7 @@ def test_says_why_bytes_are_no_transaction(raw: bytes, message: str) -> None:
 def test_damaged_bytes_are_refused_or_are_another_transaction(at: int, byte: int) -> None:
     """Whatever a byte becomes: `ValueError`, or something that no longer passes for what was signed."""
     entry = AccessEntry(TO, (b"\1" * 32,))
-    tx = PLAIN._replace(call=Call(TO, 1, b"calldata", (entry,)))
+    tx = PLAIN.changed(call=Call(TO, 1, b"calldata", (entry,)))
     raw = bytearray(sign_tx(tx, KEY).raw)
     unchanged = raw[at % len(raw)] == byte
     raw[at % len(raw)] = byte

@@ -162,7 +162,7 @@ async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _P
     own = place.door(lambda _, arrived, __: told.append(arrived))
     one = await own.create(Request(place.bench.signer, transfer()))
     (first,) = told.pop()
-    two = first._replace(tx_id=uuid4(), seq=first.seq + 1)  # neither saw the other
+    two = first.changed(tx_id=uuid4(), seq=first.seq + 1)  # neither saw the other
     place.bench.database.txs[two.tx_id] = two
     place.at.node.requested(place.bench.signer, [two])
     place.at.node.requested(place.bench.signer, [first])

@@ -54,7 +54,7 @@ def test_one_that_is_not_held_changes_nothing(queue: Queue, txs: list[ManagedTx]
 
 
 def test_another_value_takes_the_same_place(queue: Queue, txs: list[ManagedTx]) -> None:
-    changed = txs[3]._replace(version=2)
+    changed = txs[3].changed(version=2)
     queue.update(changed)
     assert list(queue) == [*txs[:3], changed, *txs[4:]]
 

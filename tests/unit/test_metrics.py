@@ -63,7 +63,7 @@ def noted(metrics: Metrics) -> NodeObserver:
 def moved(tx_id: UUID, before: State, after: State, *, received_s: float | None = None) -> TxChange:
     intent = Intent(Call(SIGNER.address))
     tx = ManagedTx(tx_id, SIGNER, 1, Kind.INTENT, intent, state=before, received_s=received_s)
-    return TxChange(tx, tx._replace(state=after), ())
+    return TxChange(tx, tx.changed(state=after), ())
 
 
 def exercised(*, signer_labels: bool = False) -> Metrics:
@@ -162,7 +162,7 @@ def test_a_send_that_is_told_with_what_followed_is_timed_by_itself(end: State) -
     metrics = Metrics(signer_labels=False)
     observer = noted(metrics)
     allocated, mined = moved(TX, State.QUEUED, State.ALLOCATED), moved(TX, State.ALLOCATED, end)
-    mined = mined._replace(after=mined.after._replace(last_submit_s=11.0))
+    mined = mined.changed(after=mined.after.changed(last_submit_s=11.0))
     observer.note("moved", signer=SIGNER, changes=[allocated], at_s=10.0)
     observer.note("moved", signer=SIGNER, changes=[mined], at_s=15.0)
     assert value(metrics, "tx_stage_seconds_sum", stage="allocated_to_submitted") == 1.0

@@ -123,10 +123,10 @@ async def test_whoever_goes_away_holds_nobody_up() -> None:
 
 async def test_a_failure_in_one_batch_is_its_own() -> None:
     keys = LocalKeys.from_hex(SECRETS[:1])
-    nonsense: Any = PLAIN._replace(nonce="seven")  # type: ignore[arg-type] # what a bug would hand over
+    nonsense = PLAIN.changed(nonce="seven")  # what a bug would hand over
     async with asyncio.TaskGroup() as group:
         good = group.create_task(keys.sign(ADDRESSES[0], [PLAIN] * 2 * TURN_TXS))
-        for wrong, error in ((PLAIN._replace(gas=-1), SigningError), (nonsense, TypeError)):
+        for wrong, error in ((PLAIN.changed(gas=-1), SigningError), (nonsense, TypeError)):
             with pytest.raises(error):
                 await keys.sign(ADDRESSES[0], [PLAIN, wrong])
     assert len(good.result()) == 2 * TURN_TXS

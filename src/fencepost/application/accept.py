@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
 from fencepost.application.intake import Intake
@@ -19,6 +18,7 @@ from fencepost.application.tx_ids import new_tx_id
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call, TxType
+from fencepost.domain.value import Value
 from fencepost.errors import InvalidRequest, RequestConflict, SignerProtected, UnknownSigner
 
 MOST_DATA_BYTES = 128 * 1024  # what nodes take in one transaction
@@ -30,7 +30,7 @@ MOST_REQUEST_ID = 200
 HANDLER_WAITS_S = 30.0
 
 
-class Request(NamedTuple):
+class Request(Value, frozen=True):
     signer: Signer
     intent: Intent
     request_id: str | None = None
@@ -202,5 +202,12 @@ def _validate_intent(intent: Intent) -> None:
 
 
 def _new_request(request: Request) -> NewRequest:
-    signer, intent, request_id, valid_for_s, tags = request
-    return NewRequest(new_tx_id(), signer, request_id, Kind.INTENT, intent, None, valid_for_s, tags)
+    return NewRequest(
+        tx_id=new_tx_id(),
+        signer=request.signer,
+        request_id=request.request_id,
+        kind=Kind.INTENT,
+        intent=request.intent,
+        valid_for_s=request.valid_for_s,
+        tags=request.tags,
+    )

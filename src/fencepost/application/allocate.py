@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import NamedTuple
 
 from fencepost.application import attempts
 from fencepost.application.lane import HandlerElsewhere, Lane
@@ -20,6 +19,7 @@ from fencepost.domain import managed
 from fencepost.domain.managed import Kind, ManagedTx, Purpose
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Fees
+from fencepost.domain.value import Value
 from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
 
 # How long the queue waits when the account can't pay for its head.
@@ -28,7 +28,7 @@ FUNDS_RETRY_S = 5.0
 MOST_IN_A_BATCH = 256
 
 
-class _Priced(NamedTuple):
+class _Priced(Value, frozen=True):
     tx: ManagedTx
     gas: int
     fees: Fees

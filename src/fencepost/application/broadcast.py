@@ -148,7 +148,7 @@ def _make_lower_ones_due(lane: Lane, tx: ManagedTx) -> None:
             and lower.last_submit_s < tx.last_submit_s
         )
         if nonce < tx.held_nonce() and went_out_earlier:
-            lane.in_flight[nonce] = lower._replace(resubmit_due_s=now_s)
+            lane.in_flight[nonce] = lower.changed(resubmit_due_s=now_s)
 
 
 async def replace_attempt(lane: Lane, tx: ManagedTx) -> None:

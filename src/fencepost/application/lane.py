@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal
 from uuid import UUID
 
 from fencepost.application.heads import ChainWatch
@@ -40,6 +40,7 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx, Step
 from fencepost.domain.states import CursorState, State
 from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.domain.value import Value
 from fencepost.errors import Fenced, FencepostError
 
 
@@ -100,7 +101,7 @@ class Policy:
         return self.required if isinstance(self.required, int) else None
 
 
-class _Held(NamedTuple):
+class _Held(Value, frozen=True):
     """What happened to a transaction, known here and not yet in the ledger."""
 
     change: TxChange
@@ -352,13 +353,12 @@ class Lane:
                 raise StateMoved(f"transaction {tx.tx_id} of {self.signer} is not as remembered")
             stored, entries = held.change.before, held.change.entries
         for step in steps:
-            after, told = step(after)
-            entries += told
+            taken = step(after)
+            after = taken.tx
+            entries += taken.entries
         kept = self._bounded(stored, entries)
         if held is not None or len(steps) > 1 or len(kept) < len(entries):
-            after = after.changed(
-                {"journal_count": stored.journal_count + len(kept), "version": stored.version + 1}
-            )
+            after = after.changed(journal_count=stored.journal_count + len(kept), version=stored.version + 1)
         return TxChange(stored, after, kept)
 
     def _bounded(self, tx: ManagedTx, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

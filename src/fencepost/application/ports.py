@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from fencepost.domain.confirmations import BlockRef
@@ -19,11 +19,12 @@ from fencepost.domain.managed import Entry, Intent, Kind, ManagedTx, Receipt
 from fencepost.domain.send import SendResult
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
+from fencepost.domain.value import Value
 
 BlockTag = Literal["latest", "pending", "safe", "finalized"]
 
 
-class Header(NamedTuple):
+class Header(Value, frozen=True):
     number: int
     hash: BlockHash
     parent_hash: BlockHash
@@ -31,7 +32,7 @@ class Header(NamedTuple):
     timestamp_s: int
 
 
-class Block(NamedTuple):
+class Block(Value, frozen=True):
     header: Header
     tx_hashes: tuple[TxHash, ...]
 
@@ -110,7 +111,7 @@ class Observer(Protocol):
 # ---- the ledger
 
 
-class NewRequest(NamedTuple):
+class NewRequest(Value, frozen=True):
     tx_id: UUID
     signer: Signer
     request_id: str | None
@@ -132,7 +133,7 @@ class AcceptOutcome(StrEnum):
     PROTECTED = "protected"  # the signer takes nothing new until a person decides
 
 
-class Accepted(NamedTuple):
+class Accepted(Value, frozen=True):
     """`queued` is there when little of its signer waited before it, and `behind` names that, by `seq`.
 
     A lane that holds all of those may take it as it is, in its order: whatever was acknowledged before it was asked for
@@ -186,7 +187,7 @@ class LaneState:
     cursor_token: int | None = None  # of the term that moved the cursor last
 
 
-class TxChange(NamedTuple):
+class TxChange(Value, frozen=True):
     """`before` names the version that must still stand; everything that differs in `after` is written."""
 
     before: ManagedTx
@@ -194,7 +195,7 @@ class TxChange(NamedTuple):
     entries: tuple[Entry, ...]
 
 
-class LaneWrite(NamedTuple):
+class LaneWrite(Value, frozen=True):
     """All that one step of a lane changes: it is applied whole, by the holder of the token, or not at all."""
 
     term: Term
@@ -206,7 +207,7 @@ class LaneWrite(NamedTuple):
     fillers: tuple[TxChange, ...] = ()  # new rows, made and allocated in one: `before` was never stored
 
 
-class Written(NamedTuple):
+class Written(Value, frozen=True):
     """Not `lease_ok` is FENCED: the term is over. `lease_ok` but not `applied`: a row moved, read again."""
 
     lease_ok: bool

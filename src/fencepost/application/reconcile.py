@@ -55,7 +55,7 @@ async def _settle(lane: Lane) -> None:
     for nonce, tx in lane.in_flight.items():
         # Whether it was sent is not known: it is due at once. The claim is written when it is sent.
         if tx.mined is None and tx.attempts and tx.latest.sent_count > 0:
-            lane.in_flight[nonce] = tx._replace(resubmit_due_s=now_s)
+            lane.in_flight[nonce] = tx.changed(resubmit_due_s=now_s)
 
 
 async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from fencepost.domain.ids import BlockHash
+from fencepost.domain.value import Value
 
 # With safe or finalized there is no depth to stop at: the list of blocks is cut here.
 MOST_LISTED = 64
@@ -22,7 +23,7 @@ class BlockRef(NamedTuple):
     hash: BlockHash
 
 
-class View(NamedTuple):
+class View(Value, frozen=True):
     """Canonical hashes of the blocks `lowest … head`, linked; `settled` is the safe or finalized number, if asked for."""
 
     hashes: Mapping[int, BlockHash]
@@ -40,7 +41,7 @@ class Standing(StrEnum):
     BEYOND_VIEW = "beyond_view"  # newer than the view's head, or older than it reaches: ask again
 
 
-class Confirmations(NamedTuple):
+class Confirmations(Value, frozen=True):
     standing: Standing
     blocks: tuple[BlockRef, ...]
     new_fork: bool

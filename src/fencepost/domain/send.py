@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from fencepost.domain.ids import TxHash
+from fencepost.domain.value import Value
 
 
 class SendCategory(StrEnum):
@@ -41,7 +41,7 @@ POSSIBLY_SENT = frozenset(
 )
 
 
-class SendResult(NamedTuple):
+class SendResult(Value, frozen=True):
     """`message` is what the node said, shortened and without secrets; `returned_hash` what it answered, if anything."""
 
     category: SendCategory

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
 
 from fencepost.domain.ids import Address, TxHash
+from fencepost.domain.value import Value
 
 
 class TxType(IntEnum):
@@ -14,19 +14,19 @@ class TxType(IntEnum):
     DYNAMIC_FEE = 2  # EIP-1559
 
 
-class Fees(NamedTuple):
+class Fees(Value, frozen=True):
     """The price a gas. Types 0 and 1 have one price: it stands in `fee_cap_wei`, and `tip_wei` equals it."""
 
     fee_cap_wei: int
     tip_wei: int
 
 
-class AccessEntry(NamedTuple):
+class AccessEntry(Value, frozen=True):
     address: Address
     storage_keys: tuple[bytes, ...] = ()
 
 
-class Call(NamedTuple):
+class Call(Value, frozen=True):
     """What an intent wants the chain to do; `to` None deploys `data`."""
 
     to: Address | None
@@ -35,7 +35,7 @@ class Call(NamedTuple):
     access_list: tuple[AccessEntry, ...] = ()
 
 
-class UnsignedTx(NamedTuple):
+class UnsignedTx(Value, frozen=True):
     chain_id: int
     nonce: int
     call: Call
@@ -44,6 +44,6 @@ class UnsignedTx(NamedTuple):
     type: TxType = TxType.DYNAMIC_FEE
 
 
-class SignedTx(NamedTuple):
+class SignedTx(Value, frozen=True):
     raw: bytes
     hash: TxHash

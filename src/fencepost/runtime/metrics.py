@@ -243,7 +243,8 @@ class Metrics:
         now_s: float = noted["at_s"]
         remembered = self._since
         ended: list[State] = []
-        for before, after, _ in changes:
+        for change in changes:
+            before, after = change.before, change.after
             was, is_now, at_s = before.state, after.state, now_s
             state, since_s = remembered.pop(before.tx_id, _UNSEEN)
             if state is not was:

@@ -119,10 +119,18 @@ class Accepting:
 
 
 def _row(request: NewRequest) -> tuple[Any, ...]:
-    tx_id, (chain_id, address), request_id, kind, intent, origin, valid_for_s, tags = request
-    tags_text = msgspec.json.encode(tags).decode() if tags else None  # arrays of arrays are rectangular
-    payload = canonical(intent).decode()
-    return tx_id.hex, chain_id, address, request_id, kind._value_, origin, payload, valid_for_s, tags_text
+    signer, tags = request.signer, request.tags
+    return (
+        request.tx_id.hex,
+        signer.chain_id,
+        signer.address,
+        request.request_id,
+        request.kind._value_,
+        request.origin,
+        canonical(request.intent).decode(),
+        request.valid_for_s,
+        msgspec.json.encode(tags).decode() if tags else None,  # arrays of arrays are rectangular
+    )
 
 
 def _queued(request: NewRequest, seq: int, began_s: float) -> ManagedTx:

@@ -214,7 +214,7 @@ class FakeLedger:
         await asyncio.sleep(0)
         queued = [tx for tx in self.database.of_signer(signer) if tx.state is State.QUEUED]
         queued.sort(key=lambda tx: tx.seq)
-        return [self._told(tx)._replace(last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
+        return [self._told(tx).changed(last_submit_s=None, resubmit_due_s=None) for tx in queued[:limit]]
 
     async def load_commands(self, signer: Signer) -> Sequence[Command]:
         await asyncio.sleep(0)
@@ -224,7 +224,7 @@ class FakeLedger:
     async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
         await asyncio.sleep(0)
         ended = [
-            self._told(tx)._replace(resubmit_due_s=None, valid_until_s=None)
+            self._told(tx).changed(resubmit_due_s=None, valid_until_s=None)
             for tx in self.database.of_signer(signer)
             if tx.state in TERMINAL and tx.nonce is not None and tx.nonce >= from_nonce
         ]
@@ -245,7 +245,7 @@ class FakeLedger:
         ahead_s = self._clock.now_s() - self.database.clock.now_s()
         if ahead_s == 0.0:
             return tx
-        return tx._replace(
+        return tx.changed(
             last_submit_s=shifted(tx.last_submit_s, ahead_s),
             resubmit_due_s=shifted(tx.resubmit_due_s, ahead_s),
             valid_until_s=shifted(tx.valid_until_s, ahead_s),
@@ -316,7 +316,7 @@ class FakeLedger:
     def _new_row(self, change: TxChange) -> ManagedTx:
         if change.before.tx_id in self.database.txs:
             raise Refused
-        return change.before._replace(seq=len(self.database.txs) + 1)
+        return change.before.changed(seq=len(self.database.txs) + 1)
 
     def _stored(self, change: TxChange, row: ManagedTx) -> ManagedTx:
         """The row after the change: only what the real statement writes is taken over."""
@@ -330,7 +330,7 @@ class FakeLedger:
         if after.state in (State.TRACKING, State.CONFIRMED) and (after.mined is None or after.nonce is None):
             raise Refused
         behind_s = self.database.clock.now_s() - self._clock.now_s()
-        return row._replace(
+        return row.changed(
             version=row.version + 1,
             state=after.state,
             sub_state=after.sub_state,

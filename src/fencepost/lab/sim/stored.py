@@ -27,9 +27,9 @@ def merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
                 raise Refused
             if not 0 <= attempt.fees.tip_wei <= attempt.fees.fee_cap_wei or attempt.gas <= 0:
                 raise Refused
-            stored[attempt.number] = attempt._replace(sent_count=0, last_result=None, last_message="")
+            stored[attempt.number] = attempt.changed(sent_count=0, last_result=None, last_message="")
         elif attempt.sent_count != known.sent_count:
-            stored[attempt.number] = stored[attempt.number]._replace(
+            stored[attempt.number] = stored[attempt.number].changed(
                 sent_count=attempt.sent_count,
                 last_result=attempt.last_result,
                 last_message=attempt.last_message[:MOST_TEXT],
