@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.nonce.leased import LeasedNonces
-from fencepost.nonce.port import NoncePort
+from fencepost.nonce.port import Hold, NoncePort
 from fencepost.nonce.postgres import PostgresNonces
 from fencepost.nonce.records import Records
 from fencepost.nonce.redis_full import RedisFullNonces
@@ -34,6 +34,14 @@ BOB = Signer(31_337, Address("0x" + "b2" * 20))
 
 def tx_hash(number: int) -> TxHash:
     return TxHash(f"0x{number:064x}")
+
+
+def nonces(holds: Sequence[Hold]) -> list[int]:
+    return [hold.nonce for hold in holds]
+
+
+async def give(port: NoncePort, count: int = 1) -> list[int]:
+    return nonces(await port.allocate(ALICE, count=count, hold_for_s=60))
 
 
 class NonceLab:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from uuid import uuid4
 
@@ -14,8 +14,8 @@ from fakes.ledger_lab import new
 from fencepost.application.ports import AcceptOutcome
 from fencepost.dev.redis import EmbeddedRedis
 from fencepost.errors import HoldLost, InvalidRequest, NonceConflict, RpcUnavailable, SignerElsewhere
-from fencepost.nonce.port import Hold, NoncePort
-from nonce_lab import ALICE, BOB, SCHEMES, NonceLab, open_nonce_lab, tx_hash
+from fencepost.nonce.port import NoncePort
+from nonce_lab import ALICE, BOB, SCHEMES, NonceLab, nonces, open_nonce_lab, tx_hash
 
 CALLERS = 64
 
@@ -34,10 +34,6 @@ def scheme(request: pytest.FixtureRequest) -> str:
 @pytest_asyncio.fixture
 async def port(lab: NonceLab, scheme: str) -> NoncePort:
     return await lab.open(scheme)
-
-
-def nonces(holds: Sequence[Hold]) -> list[int]:
-    return [hold.nonce for hold in holds]
 
 
 async def test_64_callers_at_once_get_different_nonces_without_a_hole(port: NoncePort) -> None:

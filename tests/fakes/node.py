@@ -103,6 +103,16 @@ def taken(raw: str) -> str:
     return f"0x{int(raw, 16):064x}"
 
 
+def block(number: int, *hashes: str) -> dict[str, Any]:
+    return {
+        "number": hex(number),
+        "hash": f"0x{number:064x}",
+        "parentHash": f"0x{number - 1:064x}",
+        "timestamp": "0x1",
+        "transactions": list(hashes),
+    }
+
+
 async def hang(_request: web.Request, _body: Any) -> web.StreamResponse:
     await asyncio.Event().wait()
     raise AssertionError

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from fencepost.adapters.postgres.database import Connection
+from fencepost.adapters.postgres.database import Connection, open_pool
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
@@ -147,13 +147,27 @@ class Stage:
         await until(is_gone)
 
 
-async def until(happened: Callable[[], Awaitable[bool]]) -> None:
+async def until(happened: Callable[[], Awaitable[object]]) -> None:
     """Polls what the server says; bounded."""
     for _ in range(int(PATIENCE_S / POLL_S)):
         if await happened():
             return
         await asyncio.sleep(POLL_S)
     raise AssertionError("it did not happen in time")
+
+
+@asynccontextmanager
+async def pool_of(
+    dsn: str, *, size: int = 3, lease_duration_s: float = LEASE_S, connect_timeout_s: float = 5.0
+) -> AsyncIterator[Pool]:
+    async with open_pool(
+        dsn,
+        size=size,
+        connect_timeout_s=connect_timeout_s,
+        lease_duration_s=lease_duration_s,
+        application="fencepost-test",
+    ) as pool:
+        yield pool
 
 
 @asynccontextmanager

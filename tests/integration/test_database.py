@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import (
@@ -19,34 +18,16 @@ from fencepost.adapters.postgres.database import (
     Timeouts,
     close_pool,
     identify,
-    open_pool,
     require_supported,
 )
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
-from fencepost.adapters.postgres.wakeups import CHANNEL, MOST_PENDING, Wakeups
 from fencepost.dev.postgres import EmbeddedPostgres
-from fencepost.domain.ids import Address, Signer
 from fencepost.errors import DatabaseUnusable
 from fencepost.runtime.clock import MonotonicClock
-from integration.stage import SIGNER, Stage, open_stage, until, write
+from integration.stage import PATIENCE_S, SIGNER, Stage, pool_of, until, write
 
-PATIENCE_S = 10.0
 PASSWORD = "hunter2-secret"
-
-
-@asynccontextmanager
-async def pool_of(
-    dsn: str, *, lease_duration_s: float = 30.0, connect_timeout_s: float = 5.0
-) -> AsyncIterator[Pool]:
-    async with open_pool(
-        dsn,
-        size=3,
-        connect_timeout_s=connect_timeout_s,
-        lease_duration_s=lease_duration_s,
-        application="fencepost-test",
-    ) as pool:
-        yield pool
 
 
 async def refusal(dsn: str, *, connect_timeout_s: float = 5.0) -> str:
@@ -239,12 +220,6 @@ def ledger_on(pool: Pool) -> PostgresLedger:
     )
 
 
-@pytest_asyncio.fixture
-async def on(dsn: str) -> AsyncIterator[Stage]:
-    async with open_stage(dsn) as opened:
-        yield opened
-
-
 async def test_a_holder_that_is_paused_inside_a_transaction_can_not_keep_the_lease(on: Stage) -> None:
     tx = await on.request()
     old = await on.acquire(on.old)
@@ -277,119 +252,6 @@ async def test_a_lock_is_not_waited_for_longer_than_the_lease_allows(on: Stage) 
         async with pool_of(on.dsn, lease_duration_s=0.8) as pool:
             with pytest.raises(asyncpg.LockNotAvailableError):
                 await pool.execute("UPDATE signer_lease SET expires_at = clock_timestamp()")
-
-
-# ---- hints
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.heard: list[Signer] = []
-        self._more = asyncio.Event()
-
-    def __call__(self, signer: Signer) -> None:
-        self.heard.append(signer)
-        self._more.set()
-
-    async def hears(self, signer: Signer) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while signer not in self.heard:
-                self._more.clear()
-                await self._more.wait()
-
-
-@asynccontextmanager
-async def wakeups_of(dsn: str, on_hint: Callable[[Signer], None]) -> AsyncIterator[Wakeups]:
-    async with pool_of(dsn) as pool:
-        wakeups = Wakeups(pool, dsn, on_hint=on_hint)
-        running = asyncio.get_running_loop().create_task(wakeups.run())
-        try:
-            yield wakeups
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-
-async def listeners(on: Stage) -> set[int]:
-    found = await on.admin.fetch(
-        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-        " AND state = 'idle'"
-    )
-    return {row["pid"] for row in found}
-
-
-def other_signer(number: int) -> Signer:
-    return Signer(SIGNER.chain_id, Address(f"0x{number:040x}"))
-
-
-async def test_a_hint_reaches_this_process_at_once_and_another_one_soon(on: Stage) -> None:
-    here, there = Listener(), Listener()
-    async with wakeups_of(on.dsn, here) as wakeups, wakeups_of(on.dsn, there):
-
-        async def both_listen() -> bool:
-            return len(await listeners(on)) == 2
-
-        await until(both_listen)
-        wakeups.hint(SIGNER)
-        assert here.heard == [SIGNER]
-        await there.hears(SIGNER)
-
-
-async def test_many_hints_at_once_all_arrive(on: Stage) -> None:
-    here, there = Listener(), Listener()
-    signers = [other_signer(number) for number in range(250)]  # more than one notification can carry
-    async with wakeups_of(on.dsn, here) as wakeups, wakeups_of(on.dsn, there):
-
-        async def both_listen() -> bool:
-            return len(await listeners(on)) == 2
-
-        await until(both_listen)
-        for signer in signers:
-            wakeups.hint(signer)
-        await there.hears(signers[-1])
-        assert set(there.heard) == set(signers)
-
-
-async def test_hints_come_again_after_the_listening_connection_was_cut(on: Stage) -> None:
-    heard = Listener()
-    async with wakeups_of(on.dsn, heard) as wakeups:
-
-        async def listens() -> bool:
-            return len(await listeners(on)) == 1
-
-        await until(listens)
-        (before,) = await listeners(on)
-        await on.admin.execute("SELECT pg_terminate_backend($1)", before)
-
-        async def listens_again() -> bool:
-            return bool(await listeners(on) - {before})
-
-        await until(listens_again)
-        await on.admin.execute("SELECT pg_notify($1, $2)", CHANNEL, str(other_signer(1)))
-        await heard.hears(other_signer(1))
-        wakeups.hint(SIGNER)  # and sending goes on as well
-        assert SIGNER in heard.heard
-
-
-async def test_words_that_are_no_signer_are_passed_over(on: Stage) -> None:
-    heard = Listener()
-    async with wakeups_of(on.dsn, heard):
-
-        async def listens() -> bool:
-            return len(await listeners(on)) == 1
-
-        await until(listens)
-        await on.admin.execute("SELECT pg_notify($1, $2)", CHANNEL, f"x :: nonsense:0x {other_signer(1)}")
-        await heard.hears(other_signer(1))
-        assert heard.heard == [other_signer(1)]
-
-
-async def test_hints_that_nobody_fetches_do_not_pile_up_without_bound(dsn: str) -> None:
-    async with pool_of(dsn) as pool:
-        wakeups = Wakeups(pool, dsn, on_hint=lambda _: None)
-        for number in range(MOST_PENDING + 100):
-            wakeups.hint(other_signer(number))
-        assert len(wakeups._pending) == MOST_PENDING
 
 
 async def test_a_statement_is_planned_once_and_reads_no_whole_table(dsn: str) -> None:

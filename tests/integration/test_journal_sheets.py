@@ -21,17 +21,11 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import Attempt, Entry, ManagedTx, Purpose
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Fees, SignedTx, TxType
-from integration.stage import SIGNER, Stage, new_request, open_reader, open_stage, until
+from integration.stage import SIGNER, Stage, new_request, open_reader, until
 
 COUNT = 50
 MOST_AT_ONCE = 256  # lines of one accept about one signer on one sheet
 ENDED = ("Told", "Refuse")
-
-
-@pytest_asyncio.fixture
-async def on(dsn: str) -> AsyncIterator[Stage]:
-    async with open_stage(dsn) as opened:
-        yield opened
 
 
 @pytest_asyncio.fixture

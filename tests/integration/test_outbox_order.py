@@ -15,13 +15,7 @@ from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.postgres.reader import PostgresReader
 from fencepost.application.read import BEGINNING, Place
 from fencepost.domain.managed import ManagedTx
-from integration.stage import SIGNER, Stage, open_reader, open_stage, until
-
-
-@pytest_asyncio.fixture
-async def on(dsn: str) -> AsyncIterator[Stage]:
-    async with open_stage(dsn) as opened:
-        yield opened
+from integration.stage import SIGNER, Stage, open_reader, until
 
 
 @pytest_asyncio.fixture

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from fakes.node import Node, Opened, Respond, hang, reset, says, serving, status, taken, tx
+from fakes.node import Node, Opened, Respond, hang, reset, says, status, taken, tx
 from fencepost.domain.send import SendCategory
-from fencepost.errors import (
-    RpcRefused,
-)
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[list[Node]]:
-    async with serving(3) as made:
-        yield made
-
-
-@pytest.fixture
-def node(nodes: list[Node]) -> Node:
-    return nodes[0]
-
-
-@pytest.fixture
-async def opened() -> AsyncIterator[Opened]:
-    made = Opened()
-    yield made
-    await made.close()
+from fencepost.errors import RpcRefused
 
 
 async def test_a_send_goes_to_all_and_one_is_enough(nodes: list[Node], opened: Opened) -> None:

@@ -6,13 +6,12 @@ caught by the same check. A schedule that let its mutant through would prove not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
@@ -23,7 +22,7 @@ from fencepost.domain.managed import Entry
 from fencepost.domain.states import CursorState, State
 from integration import lanes_on_stage as lanes
 from integration import mutants, schedules, stage
-from integration.stage import SIGNER, Owner, Stage, open_stage
+from integration.stage import SIGNER, Owner, Stage
 
 WITHOUT_TOKEN_IN_A_KEY = (
     "ALTER TABLE signer_lease DROP CONSTRAINT signer_lease_chain_id_signer_fencing_token_key"
@@ -194,12 +193,6 @@ TABLE = [
 ]
 
 PATTERNS = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.pattern)
-
-
-@pytest_asyncio.fixture
-async def on(dsn: str) -> AsyncIterator[Stage]:
-    async with open_stage(dsn) as opened:
-        yield opened
 
 
 @PATTERNS
