@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from contract.test_ledger_port_commit import ACCEPTED, APPLIED, block, change, held, stored, take
 from fakes.ledger_lab import ALICE, LedgerLab
+from fakes.ledger_steps import ACCEPTED, APPLIED, block, change, held, stored, take
 from fencepost.application.ports import Cursor, LaneWrite
 from fencepost.domain import managed
 from fencepost.domain.managed import Receipt

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from fakes.transport import FakeTransport, cut
+from fakes.wire import whole
 from fencepost.connection import MOST_UNREAD_BYTES, Connection
 from fencepost.exchange import Exchange
 
@@ -122,7 +123,7 @@ class Echo:
             if scope["path"].startswith("/slow"):
                 for _ in range(3):
                     await asyncio.sleep(0)
-            body = b"" if scope["path"] == "/unread" else await _whole(receive)
+            body = b"" if scope["path"] == "/unread" else await whole(receive)
             said = _echo(number, scope, body)
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(said))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -178,17 +179,6 @@ def _echo(number: int, scope: Scope, body: bytes) -> bytes:
         "body": body.decode("latin-1"),
     }
     return json.dumps(said).encode()
-
-
-async def _whole(receive: Receive) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return body + b" (cut)"
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
 
 
 @dataclass(slots=True)
