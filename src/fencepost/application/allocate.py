@@ -25,7 +25,8 @@ from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
 # How long the queue waits when the account can't pay for its head.
 FUNDS_RETRY_S = 5.0
 
-MOST_IN_A_BATCH = 256
+# Nonces of one commit.
+MOST_AT_ONCE = 256
 
 
 class _Priced(Value, frozen=True):
@@ -34,7 +35,7 @@ class _Priced(Value, frozen=True):
     fees: Fees
 
 
-async def allocate(lane: Lane) -> int:
+async def allocate(lane: Lane, at_most: int = MOST_AT_ONCE) -> int:
     """How many requests left the queue, with a nonce or refused without one: more may fit behind them."""
     if not _may_allocate(lane):
         return 0
@@ -42,7 +43,7 @@ async def allocate(lane: Lane) -> int:
     if cursor is None:
         return 0
     late = await _refuse_what_is_too_late(lane)
-    batch = _head_of_queue(lane, room(lane))
+    batch = _head_of_queue(lane, min(room(lane), at_most))
     if not batch:
         return late
     lane.require_trust()
@@ -78,15 +79,15 @@ def _may_allocate(lane: Lane) -> bool:
 
 def room(lane: Lane) -> int:
     """Strict: nothing may be in flight until depth. Pipelined: what is mined no longer waits in a pool."""
-    window = min(lane.policy.window, lane.window_limit or lane.policy.window, MOST_IN_A_BATCH)
+    window = min(lane.policy.window, lane.window_limit or lane.policy.window)
     return window - (len(lane.in_flight) if lane.policy.strict else len(lane.unmined))
 
 
-def _head_of_queue(lane: Lane, room: int) -> list[ManagedTx]:
+def _head_of_queue(lane: Lane, at_most: int) -> list[ManagedTx]:
     """As many as fit, in order; a handler is asked alone, because its bytes don't exist yet."""
     batch: list[ManagedTx] = []
     for tx in lane.queue:
-        if len(batch) == room or (batch and tx.kind is Kind.HANDLER):
+        if len(batch) == at_most or (batch and tx.kind is Kind.HANDLER):
             break
         batch.append(tx)
         if tx.kind is Kind.HANDLER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.application.allocate import allocate, room
+from fencepost.application.allocate import MOST_AT_ONCE, allocate, room
 from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
@@ -16,10 +16,13 @@ from fencepost.errors import Fenced, FencepostError
 MOST_BATCHES = 32
 
 
-async def step(lane: Lane) -> float | None:
-    """Seconds until the lane wants to be stepped again, or None when only a wake-up can give it work."""
+async def step(lane: Lane, at_most: int = MOST_AT_ONCE) -> float | None:
+    """Seconds until the lane wants to be stepped again, or None when only a wake-up can give it work.
+
+    `at_most` nonces are given, and their bytes sent, before the next ones are.
+    """
     try:
-        again_s = await _round(lane)
+        again_s = await _round(lane, at_most)
     except (Fenced, StateMoved):
         raise
     except FencepostError:
@@ -29,7 +32,7 @@ async def step(lane: Lane) -> float | None:
     return _come_back_in_s(lane) if again_s is None else again_s
 
 
-async def _round(lane: Lane) -> float | None:
+async def _round(lane: Lane, at_most: int) -> float | None:
     """0 if there is more to do at once."""
     if not lane.reconciled:
         await reconcile(lane)
@@ -47,8 +50,8 @@ async def _round(lane: Lane) -> float | None:
         await _send(lane)
     for _ in range(MOST_BATCHES):
         if lane.queue.arrivals or lane.queue_may_have_more:
-            await _refill(lane)
-        if not lane.queue or not await allocate(lane):
+            await _refill(lane, at_most)
+        if not lane.queue or not await allocate(lane, at_most):
             return None
         await _send(lane)
     return 0.0
@@ -59,7 +62,7 @@ async def _send(lane: Lane) -> None:
         await look_at_once(lane)
 
 
-async def _refill(lane: Lane) -> None:
+async def _refill(lane: Lane, at_most: int) -> None:
     """What arrived is taken as it is, unless the ledger must be asked anyway: what is read then begins with it.
 
     An arrival may be known already, because a load saw it before it was told. Should it even have ended since, its
@@ -70,7 +73,7 @@ async def _refill(lane: Lane) -> None:
         for tx in arrived:
             if lane.queue.is_news(tx) or not lane.holds(tx.tx_id):
                 lane.queue.add(tx)
-    elif len(lane.queue) < room(lane):
+    elif len(lane.queue) < min(room(lane), at_most):
         lane.queue_may_have_more = False
         loaded = await lane.ledger.load_queue(lane.signer, limit=lane.policy.read_ahead)
         lane.queue.load(loaded)

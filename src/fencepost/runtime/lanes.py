@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from fencepost.application.allocate import MOST_AT_ONCE
 from fencepost.application.lane import HandlerElsewhere, Lane, StateMoved, Untrusted
 from fencepost.application.ports import Observer
 from fencepost.application.step import step
@@ -34,8 +35,16 @@ MOST_PAUSE_S = 15.0
 MOST_FAILURES_UNRECONCILED = 3
 MOST_MOVES_IN_A_ROW = 5
 
+# In a crowd a lane signs this many before it sends: the chain is not left idle until everybody has signed everything.
+LEAST_AT_ONCE = 32
+
 # A fork that no lane here has looked into is another node's by then.
 FORK_KEPT_S = 120.0
+
+
+def fair_share(lanes: int) -> int:
+    """How many nonces each gives at once: they are signed in one go, and the others wait for that."""
+    return max(LEAST_AT_ONCE, MOST_AT_ONCE // lanes)
 
 
 @dataclass(slots=True)
@@ -271,7 +280,7 @@ class Lanes:
         """When to step again: the one place where a step's failure is judged."""
         lane = slot.lane
         try:
-            again_s = await step(lane)
+            again_s = await step(lane, fair_share(len(self._queued) + len(self._stepping)))
         except Untrusted:
             slot.waits_for_trust = True
             return None  # the renewal wakes it

@@ -1,0 +1,51 @@
+"""How many nonces a lane gives at once: no more than its share, though its window may hold more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from fakes.bench import QUICK, Bench, BenchNode
+from fencepost.application.allocate import MOST_AT_ONCE
+from fencepost.application.step import step
+from fencepost.runtime.lanes import LEAST_AT_ONCE, fair_share
+
+
+async def _with_room_for(most: int, bench: Bench) -> BenchNode:
+    at = bench.node(replace(QUICK, max_in_flight=most))
+    await at.ended(1)
+    at.observer.notes.clear()
+    return at
+
+
+def _sent_at_once(at: BenchNode) -> list[int]:
+    return [len(cast("list[UUID]", fields["txs"])) for fields in at.observer.of("sent")]
+
+
+async def test_its_share_is_sent_before_more_is_signed() -> None:
+    bench = Bench()
+    at = await _with_room_for(16, bench)
+    await bench.requests(7)
+    at.node.hint(bench.signer)
+    await step(at.lane, at_most=3)
+    assert _sent_at_once(at) == [3, 3, 1]
+    assert bench.sent_nonces() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_a_window_larger_than_a_share_fills() -> None:
+    bench = Bench()
+    at = await _with_room_for(MOST_AT_ONCE + 40, bench)
+    await bench.requests(MOST_AT_ONCE + 50)
+    await at.turn()
+    assert _sent_at_once(at) == [MOST_AT_ONCE, 40]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "share"),
+    [(1, MOST_AT_ONCE), (2, MOST_AT_ONCE // 2), (50, LEAST_AT_ONCE), (10_000, LEAST_AT_ONCE)],
+)
+def test_a_lane_alone_takes_all_and_one_in_a_crowd_enough_for_a_batch(lanes: int, share: int) -> None:
+    assert fair_share(lanes) == share
