@@ -1,5 +1,5 @@
-"""Fixtures are plugins, one a part of the world: `fix_postgres`, `fix_anvil`, `fix_web3signer`, `fix_core`, `fix_api`, `fix_redis`."""
+"""Fixtures are plugins, one a part of the world: `fix_postgres`, `fix_anvil`, `fix_core`, `fix_nodes`, `fix_api`, `fix_redis`."""
 
 from __future__ import annotations
 
-pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core", "fix_api", "fix_redis"]
+pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core", "fix_nodes", "fix_api", "fix_redis"]

@@ -8,18 +8,8 @@ from itertools import groupby
 import pytest
 
 from fencepost.domain.transaction import Fees
-from fix_core import (
-    GWEI,
-    Account,
-    Book,
-    Client,
-    Failpoint,
-    OwnChain,
-    StartNode,
-    check_all_mined_once,
-    eventually,
-    open_fencepost,
-)
+from fix_core import GWEI, Account, Book, Client, OwnChain, check_all_mined_once, eventually
+from fix_nodes import Failpoint, StartNode, open_fencepost
 
 COUNT = 6
 # Three at a time: when the node dies at its second send or commit, some are mined, some are out, some are queued.

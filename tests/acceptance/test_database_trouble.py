@@ -22,17 +22,8 @@ from fencepost.adapters.postgres import migrate
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
 from fencepost.dev.postgres_programs import owner_of, run_as
 from fencepost.facade import Fencepost
-from fix_core import (
-    FAST,
-    Account,
-    Book,
-    Client,
-    OwnChain,
-    check_all_mined_once,
-    eventually,
-    open_fencepost,
-    open_ledger,
-)
+from fix_core import Account, Book, Client, OwnChain, check_all_mined_once, eventually, open_ledger
+from fix_nodes import FAST, open_fencepost
 from fix_postgres import run_folder
 
 LEASE_S = float(FAST["lease.duration"].removesuffix("s"))

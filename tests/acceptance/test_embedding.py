@@ -11,7 +11,8 @@ from eth_account import Account as EthAccount
 from fencepost.application.hooks import NonceContext
 from fencepost.domain.transaction import Call, UnsignedTx
 from fencepost.errors import InvalidRequest, UnknownSigner
-from fix_core import SINK, Account, Book, OwnChain, check_sealed, open_fencepost
+from fix_core import SINK, Account, Book, OwnChain, check_sealed
+from fix_nodes import open_fencepost
 
 
 async def test_create_get_by_request_and_wait_for(dsn: str, ticking: OwnChain, book: Book) -> None:

@@ -23,12 +23,11 @@ from fix_core import (
     Book,
     Client,
     OwnChain,
-    StartNode,
     check_all_mined_once,
     check_sealed,
     eventually,
-    open_fencepost,
 )
+from fix_nodes import StartNode, open_fencepost
 
 LONG_LEASE = {
     "lease.duration": "60s",

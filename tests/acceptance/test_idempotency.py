@@ -12,7 +12,8 @@ from fencepost.domain.ids import Signer
 from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call
 from fencepost.errors import RequestConflict
-from fix_core import SINK, Book, OwnChain, check_all_mined_once, open_fencepost, open_ledger
+from fix_core import SINK, Book, OwnChain, check_all_mined_once, open_ledger
+from fix_nodes import open_fencepost
 
 
 async def test_the_same_request_a_hundred_times_over_two_nodes_is_one_transaction(

@@ -6,7 +6,8 @@ import asyncio
 
 from fencepost.domain.transaction import Fees
 from fencepost.facade import Fencepost
-from fix_core import GWEI, SINK, Account, Book, OwnChain, check_all_mined_once, open_fencepost
+from fix_core import GWEI, SINK, Account, Book, OwnChain, check_all_mined_once
+from fix_nodes import open_fencepost
 
 PIPELINED = {"nonce.mode": "pipelined", "nonce.max_in_flight": "200"}
 

@@ -24,19 +24,9 @@ from fencepost.facade import Fencepost
 from fencepost.lab.nodes import NodeProcess, start_node
 from fencepost.runtime.routing import preferred
 from fix_anvil import test_chain
-from fix_core import (
-    FAST,
-    SINK,
-    Account,
-    Book,
-    Client,
-    OwnChain,
-    StartNode,
-    check_sealed,
-    eventually,
-    open_fencepost,
-)
-from fix_core import NodeProcess as ToldProcess
+from fix_core import SINK, Account, Book, Client, OwnChain, check_sealed, eventually
+from fix_nodes import FAST, StartNode, open_fencepost
+from fix_nodes import NodeProcess as ToldProcess
 from fix_postgres import run_folder
 
 # Long, so that what a busy machine adds stays small beside it.

@@ -9,17 +9,8 @@ import pytest
 
 from fencepost.adapters.postgres.nodes import list_nodes
 from fencepost.errors import Overloaded, Unready
-from fix_core import (
-    SINK,
-    WITHIN_S,
-    Book,
-    Client,
-    OwnChain,
-    StartNode,
-    check_sealed,
-    eventually,
-    open_fencepost,
-)
+from fix_core import SINK, WITHIN_S, Book, Client, OwnChain, check_sealed, eventually
+from fix_nodes import StartNode, open_fencepost
 
 NAMED = {"node.id": "one-name"}
 

@@ -17,7 +17,8 @@ import asyncpg
 import pytest_asyncio
 
 from fencepost.cli.processes import STOP_WITHIN_S
-from fix_core import FAST, SINK, WITHIN_S, Account, Book, OwnChain, check_all_mined_once, eventually
+from fix_core import SINK, WITHIN_S, Account, Book, OwnChain, check_all_mined_once, eventually
+from fix_nodes import FAST
 
 COUNT = 3
 

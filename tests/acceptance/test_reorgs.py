@@ -9,17 +9,8 @@ from eth_account import Account as EthAccount
 
 from fencepost.domain.managed import ManagedTx
 from fencepost.facade import Fencepost
-from fix_core import (
-    GWEI,
-    SINK,
-    Account,
-    Book,
-    OwnChain,
-    check_all_mined_once,
-    eventually,
-    heads_seen,
-    open_fencepost,
-)
+from fix_core import GWEI, SINK, Account, Book, OwnChain, check_all_mined_once, eventually
+from fix_nodes import heads_seen, open_fencepost
 
 REQUIRED = 2
 OPTIONS = {"confirmations.required": str(REQUIRED), "resubmit.interval": "60s"}

@@ -11,7 +11,8 @@ from fencepost.domain.ids import Address
 from fencepost.domain.managed import Intent
 from fencepost.domain.transaction import AccessEntry, Call, Fees, TxType
 from fencepost.facade import Fencepost
-from fix_core import GWEI, SINK, WITHIN_S, Account, Book, OwnChain, open_fencepost
+from fix_core import GWEI, SINK, WITHIN_S, Account, Book, OwnChain
+from fix_nodes import open_fencepost
 
 
 def deployed_by(runtime: str) -> bytes:

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fix_core import WITHIN_S, Book, Client, OwnChain, check_all_mined_once, open_fencepost
+from fix_core import WITHIN_S, Book, Client, OwnChain, check_all_mined_once
+from fix_nodes import open_fencepost
 
 COUNT = 5
 OPTIONS = {"nonce.mode": "pipelined", "nonce.max_in_flight": "3"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fix_core import SINK, Book, OwnChain, check_all_mined_once, heads_seen, open_fencepost
+from fix_core import SINK, Book, OwnChain, check_all_mined_once
+from fix_nodes import heads_seen, open_fencepost
 
 
 async def test_the_second_request_stays_queued_until_the_first_is_at_depth(

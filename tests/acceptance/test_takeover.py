@@ -27,15 +27,13 @@ from fix_core import (
     Account,
     Book,
     Client,
-    Failpoint,
     OwnChain,
-    StartNode,
     check_all_mined_once,
     check_sealed,
     eventually,
-    open_fencepost,
     open_ledger,
 )
+from fix_nodes import Failpoint, StartNode, open_fencepost
 
 SHORT = {
     "lease.duration": "4s",

@@ -38,7 +38,7 @@ EACH_SOURCE = pytest.mark.parametrize("path", sources(), ids=name_of)
 EACH_FILE = pytest.mark.parametrize("path", all_python(), ids=name_of)
 
 
-@EACH_SOURCE
+@EACH_FILE
 def test_a_module_fits_a_readers_head(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     assert lines <= MOST_LINES, f"{lines} lines; {MOST_LINES} are the most"
