@@ -68,5 +68,5 @@ class Sheets:
 
 
 def _words(values: Sequence[str | None]) -> str:
-    """The text of an array; none of these words needs quotes."""
+    """The text of an array. No word needs quotes, or a bound in the database: none comes from outside."""
     return "{" + ",".join([value or "NULL" for value in values]) + "}"
