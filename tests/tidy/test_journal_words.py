@@ -31,6 +31,6 @@ def test_every_event_has_a_name_that_is_one_word_of_the_source() -> None:
                 continue
             for said in (name.body, name.orelse) if isinstance(name, ast.IfExp) else (name,):
                 assert isinstance(said, ast.Constant), f"{path.name}:{call.lineno} takes it from elsewhere"
-                names.add(said.value)
+                names.add(str(said.value))
     assert {"AssignNonce", "Finish", "Protect"} <= names
     assert not [name for name in names if not WORD.fullmatch(name)]
