@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from fakes.ledger_lab import FakeLedgerLab, LedgerLab, PostgresLedgerLab, open_postgres_lab
+from fencepost.adapters.postgres import one_lane
 
 
 @pytest_asyncio.fixture
@@ -21,7 +22,16 @@ async def postgres_lab(dsn: str) -> AsyncIterator[PostgresLedgerLab]:
         yield made
 
 
-@pytest.fixture(params=["fake_lab", "postgres_lab"])
+@pytest_asyncio.fixture
+async def postgres_lab_of_many(
+    postgres_lab: PostgresLedgerLab, monkeypatch: pytest.MonkeyPatch
+) -> PostgresLedgerLab:
+    """Whatever is written goes the way of many lanes, even if it is little."""
+    monkeypatch.setattr(one_lane, "MOST_CHANGES", -1)
+    return postgres_lab
+
+
+@pytest.fixture(params=["fake_lab", "postgres_lab", "postgres_lab_of_many"])
 def lab(request: pytest.FixtureRequest) -> LedgerLab:
     made: LedgerLab = request.getfixturevalue(request.param)
     return made

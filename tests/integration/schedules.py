@@ -68,8 +68,10 @@ async def late_write(
     return f"late write: {late} rows are not in the seal of the new term" if late else None
 
 
-async def write_after_take_over(stage: Stage, *, write: Write) -> Verdict:
+async def write_after_take_over(stage: Stage, *, write: Write, schema: str = "") -> Verdict:
     """The take-over is long done; the old owner comes back to a row that nobody has touched since."""
+    if schema:
+        await stage.admin.execute(schema)
     tx = await stage.request()
     old = await stage.acquire(stage.old)
     await stage.expire()

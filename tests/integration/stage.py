@@ -227,7 +227,7 @@ async def commit_lanes(connection: Connection, write: LaneWrite) -> tuple[bool, 
     """(lease_ok, applied) of the one fenced statement."""
     statement, arguments = lane_statement([write], now_s=0.0, node="a test's node")
     row = await connection.fetchrow(statement, *arguments)
-    return (False, False) if row is None else (True, row["applied"])
+    return (False, False) if row is None or row["applied"] is None else (True, row["applied"])
 
 
 async def write(connection: Connection, term: Term, tx: ManagedTx) -> bool:

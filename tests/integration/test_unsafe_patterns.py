@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fencepost.adapters.postgres import one_lane
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.application.step import step
@@ -74,6 +75,20 @@ TABLE = [
         OURS,
         {**OURS, "write": mutants.lock_that_nothing_references},
         "late write",
+    ),
+    Row(
+        "a look at the lease without a lock",
+        schedules.late_write,
+        OURS,
+        {**OURS, "schema": mutants.commit_lane_without("FOR KEY SHARE")},
+        "late write",
+    ),
+    Row(
+        "a lock on the lease, whoever has it",
+        schedules.write_after_take_over,
+        {"write": stage.write},
+        {"write": stage.write, "schema": mutants.commit_lane_without("AND s.fencing_token = lane.token")},
+        "wrote after the take-over",
     ),
     Row(
         "FOR KEY SHARE, and a take-over that changes no key",
@@ -195,11 +210,23 @@ TABLE = [
 PATTERNS = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.pattern)
 
 
+@pytest.fixture(params=["one lane", "many lanes"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write of a lane that is alone takes another way than that of a lane in a crowd."""
+    if request.param == "many lanes":
+        monkeypatch.setattr(one_lane, "MOST_CHANGES", -1)
+
+
+BOTH_WAYS = pytest.mark.usefixtures("way")
+
+
+@BOTH_WAYS
 @PATTERNS
 async def test_ours_is_safe(on: Stage, row: Row) -> None:
     assert await row.schedule(on, **row.ours) is None
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("row", [row for row in TABLE if row.also_ours], ids=lambda row: row.pattern)
 async def test_ours_is_safe_in_the_other_way_too(on: Stage, row: Row) -> None:
     assert await row.schedule(on, **row.also_ours) is None
@@ -253,6 +280,7 @@ async def test_lease_rows_are_made_in_one_order_whatever_the_order_of_asking(on:
     assert [Signer(row["chain_id"], row["signer"]) for row in rows] == signers
 
 
+@BOTH_WAYS
 async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> None:
     tx = await on.request()
     old = await on.acquire(on.old)
@@ -282,6 +310,7 @@ async def refused_whole(on: Stage, write: LaneWrite) -> None:
     assert await on.admin.fetchrow("SELECT next_nonce, state FROM signer_nonce_cursor") == cursor
 
 
+@BOTH_WAYS
 async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)
@@ -292,6 +321,7 @@ async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
     await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, step.tx, step.entries),)))
 
 
+@BOTH_WAYS
 async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
     first, second = await on.request(1), await on.request(2)
     term = await on.acquire(on.old)
@@ -305,6 +335,7 @@ async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
     ).applied
 
 
+@BOTH_WAYS
 async def test_a_step_that_the_table_of_states_does_not_have_is_refused(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)

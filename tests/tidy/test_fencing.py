@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import fencepost
+from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.queries import Query, lean, load_all, parse
 
 PACKAGE = Path(fencepost.__file__).parent
@@ -54,7 +55,7 @@ UNFENCED = {
     "spend_give_back": {"signer_spend"},
     "spend_take": {"signer_spend"},
 }
-FENCED = {"commit_lanes", "lease_release", "lease_renew", "nonce_take_leased"}
+FENCED = {"commit_lane", "commit_lanes", "lease_release", "lease_renew", "nonce_take_leased"}
 
 # SQL in Python: migrations, the session's own set-up and notifications.
 WRITES_SQL = {Path("adapters/postgres") / name for name in ("migrate.py", "database.py", "wakeups.py")}
@@ -143,8 +144,34 @@ def is_fenced(sql: str) -> bool:
     return True
 
 
+def functions_that_write() -> dict[str, str]:
+    """Of the database, by name: a statement that calls one writes, too."""
+    found: dict[str, str] = {}
+    for migration in migrate.available():
+        made = re.findall(r"\bCREATE FUNCTION ([a-z_]+)\(.*?\$\$(.*?)\$\$", migration.sql, re.DOTALL)
+        found |= {name: bare(body) for name, body in made if mutations(body)}
+    return found
+
+
+def calls(query: Query, functions: Iterable[str]) -> bool:
+    return any(re.search(rf"\b{name}\(", query.sql) for name in functions)
+
+
 def mutating() -> list[Query]:
-    return [query for query in load_all().values() if mutations(query.sql)]
+    functions = functions_that_write()
+    return [query for query in load_all().values() if mutations(query.sql) or calls(query, functions)]
+
+
+def test_the_function_that_writes_begins_with_the_lease_and_its_token() -> None:
+    """What is written after that hangs on it, because without it the function has returned."""
+    ((name, body),) = functions_that_write().items()
+    assert name == "commit_lane"
+    _, _, steps = body.partition(" BEGIN ")
+    lock, *others = steps.split("; ")
+    assert lock.startswith("PERFORM FROM signer_lease s WHERE ")
+    assert lock.endswith(" AND s.fencing_token = lane.token FOR KEY SHARE")
+    assert others[:2] == ["IF NOT FOUND THEN RETURN NULL", "END IF"]
+    assert "EXCEPTION WHEN" not in body
 
 
 def test_the_statements_that_write_are_these() -> None:

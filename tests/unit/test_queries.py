@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fencepost.adapters.postgres.queries import lean, sql
+from fencepost.adapters.postgres.queries import lean, repeated, sql
 
 COMMIT = "commit_lanes"
 
@@ -39,3 +39,10 @@ def test_arguments_follow_their_parameters() -> None:
 def test_a_part_that_is_not_there_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="nothing_like_it"):
         lean(COMMIT, frozenset({"nothing_like_it"}))
+
+
+def test_arrays_have_as_many_rows_as_are_asked_for() -> None:
+    once, often = repeated("commit_lane", (1, 1, 1)), repeated("commit_lane", (2, 0, 3))
+    assert once == sql("commit_lane")
+    assert [often.count(kind) for kind in ("ROW(", "ARRAY[]::new_attempt[]")] == [1 + 2 + 0 + 3, 1]
+    assert named(often) == list(range(1, 10 + 2 * 20 + 3 * 5 + 1 + 1))

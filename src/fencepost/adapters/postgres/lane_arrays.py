@@ -1,4 +1,4 @@
-"""What lanes decided, as the arrays that `commit_lanes` takes.
+"""What lanes decided, as the arrays that `commit_lanes` takes; or as `commit_lane` does, where it is little.
 
 Most commits do one kind of thing. What a commit has no rows for is left out of its statement.
 """
@@ -10,11 +10,10 @@ from typing import Any
 
 from fencepost.adapters.postgres.arrays import JOINED, LISTED, WORDS, columns
 from fencepost.adapters.postgres.journal_sheets import Sheets
+from fencepost.adapters.postgres.lane_rows import attempt_row, change_row, filler_row, lane_row
+from fencepost.adapters.postgres.one_lane import is_little, one_lane_statement
 from fencepost.adapters.postgres.queries import lean
-from fencepost.adapters.postgres.rows import encode_confirmations, encode_receipt, encode_sends
-from fencepost.application.intents import canonical, digest
-from fencepost.application.ports import LaneWrite, TxChange
-from fencepost.domain.managed import Attempt, ManagedTx
+from fencepost.application.ports import LaneWrite
 
 _LANE = (WORDS,) * 10 + (LISTED,)
 _CHANGE = (
@@ -31,7 +30,12 @@ _FILLER = (WORDS, WORDS, JOINED, LISTED, WORDS, WORDS, WORDS, JOINED, WORDS)
 
 
 def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> tuple[str, list[Any]]:
-    """The statement that carries these out, and its arguments."""
+    """The statement that carries these out, and its arguments: it answers with lane and `applied`.
+
+    Lanes whose term is over are missing from the answer, or `applied` is NULL.
+    """
+    if is_little(writes):
+        return one_lane_statement(writes[0], now_s=now_s, node=node)
     lanes: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     new_attempts: list[tuple[Any, ...]] = []
@@ -39,19 +43,19 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     commands: list[tuple[Any, ...]] = []
     fillers: list[tuple[Any, ...]] = []
     for lane, write in enumerate(writes, start=1):
-        lanes.append(_lane_row(lane, write))
+        lanes.append((lane, *lane_row(write)))
         for entry in write.entries:
             sheets.of_signer(lane, entry)
         commands += [(lane, command, outcome) for command, outcome in write.done_commands]
         named = [(str(change.after.tx_id), change) for change in (*write.changes, *write.fillers)]
         count = len(write.changes)
-        changes += [_change_row(lane, tx_id, change, now_s) for tx_id, change in named[:count]]
-        fillers += [_filler_row(lane, tx_id, change) for tx_id, change in named[count:]]
+        changes += [(lane, *change_row(tx_id, change, now_s)) for tx_id, change in named[:count]]
+        fillers += [(lane, *filler_row(tx_id, change)) for tx_id, change in named[count:]]
         for tx_id, change in named:
             tx = change.after
             sheets.of_tx(lane, tx_id, change.entries, tx.state)
             added = tx.attempts[len(change.before.attempts) :]
-            new_attempts += [_attempt_row(lane, tx_id, tx.held_nonce(), attempt) for attempt in added]
+            new_attempts += [(lane, *attempt_row(tx_id, tx.held_nonce(), attempt)) for attempt in added]
     told = sheets.rows()
     arguments = [
         *columns(lanes, _LANE),
@@ -72,89 +76,3 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
     }
     statement = lean("commit_lanes", frozenset(part for part, rows in needed.items() if not rows))
     return statement.sql, statement.arguments(arguments)
-
-
-def _lane_row(lane: int, write: LaneWrite) -> tuple[Any, ...]:
-    signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
-    expected = (before.next_nonce, before.state) if before is not None else (None, None)
-    if after is None:
-        nothing = (None,) * 4
-        return (lane, signer.chain_id, signer.address, write.term.token, False, *expected, *nothing)
-    return (
-        lane,
-        signer.chain_id,
-        signer.address,
-        write.term.token,
-        True,
-        *expected,
-        after.next_nonce,
-        after.start_nonce,
-        after.state,
-        after.reason,
-    )
-
-
-def _change_row(lane: int, tx_id: str, change: TxChange, now_s: float) -> tuple[Any, ...]:
-    before, tx = change.before, change.after
-    mined = tx.mined
-    sends = _sends(before, tx)
-    return (
-        lane,
-        tx_id,
-        before.version,
-        tx.state,
-        tx.sub_state,
-        tx.nonce,
-        tx.ending,
-        tx.error[:2000] if tx.error else None,
-        tx.submit_count,
-        tx.journal_count,
-        None if tx.last_submit_s is None else now_s - tx.last_submit_s,
-        None if tx.resubmit_due_s is None else tx.resubmit_due_s - now_s,
-        tx.hash,
-        mined.block.number if mined else None,
-        mined.block.hash if mined else None,
-        mined is not before.mined,
-        encode_receipt(mined.raw) if mined is not None and mined is not before.mined else None,
-        tx.confirmations is not before.confirmations,
-        encode_confirmations(tx.confirmations) if tx.confirmations is not before.confirmations else None,
-        sends is not None,
-        sends,
-    )
-
-
-def _sends(before: ManagedTx, tx: ManagedTx) -> str | None:
-    if tx.attempts is before.attempts or not any(attempt.sent_count for attempt in tx.attempts):
-        return None
-    return encode_sends(tx.attempts)
-
-
-def _filler_row(lane: int, tx_id: str, change: TxChange) -> tuple[Any, ...]:
-    tx, payload = change.after, canonical(change.after.intent)
-    return (
-        lane,
-        tx_id,
-        payload.decode(),
-        digest(payload),
-        change.before.version,
-        tx.state,
-        tx.nonce,
-        tx.hash,
-        tx.journal_count,
-    )
-
-
-def _attempt_row(lane: int, tx_id: str, nonce: int, attempt: Attempt) -> tuple[Any, ...]:
-    return (
-        lane,
-        tx_id,
-        attempt.number,
-        nonce,
-        attempt.purpose,
-        int(attempt.type),
-        attempt.gas,
-        attempt.fees.fee_cap_wei,
-        attempt.fees.tip_wei,
-        attempt.signed.raw,
-        attempt.signed.hash,
-    )

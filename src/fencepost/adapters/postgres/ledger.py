@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -210,14 +211,18 @@ class PostgresLedger:
         return await self._commits.submit(write)
 
     async def _commit(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
-        try:
-            return await self._commit_together(writes)
-        except asyncpg.IntegrityConstraintViolationError:
-            return [await self._commit_alone(write) for write in writes]
+        if len(writes) > 1:
+            with suppress(asyncpg.IntegrityConstraintViolationError):
+                return await self._commit_together(writes)
+        return [await self._commit_alone(write) for write in writes]
 
     async def _commit_alone(self, write: LaneWrite) -> Written:
         try:
             return (await self._commit_together([write]))[0]
+        except (
+            asyncpg.SerializationError
+        ):  # how `commit_lane` says that a row has moved: nothing of it stands
+            return Written(lease_ok=True, applied=False)
         except asyncpg.IntegrityConstraintViolationError as error:
             # A constraint held where the lane's own checks did not: to the lane, the rows are not as remembered.
             _log.error("a write of %s was refused: %s", write.term.signer, error)
@@ -227,7 +232,7 @@ class PostgresLedger:
         statement, arguments = lane_statement(writes, now_s=self._clock.now_s(), node=self._node)
         standing = {row["lane"]: row["applied"] for row in await self._pool.fetch(statement, *arguments)}
         return [
-            Written(lease_ok=lane in standing, applied=standing.get(lane, False))
+            Written(lease_ok=standing.get(lane) is not None, applied=standing.get(lane) is True)
             for lane in range(1, len(writes) + 1)
         ]
 

@@ -5,7 +5,8 @@ unique over all files. A statement that writes to a signer's records says how it
 `-- fenced: by its term` or `-- unfenced: why`; a test holds every mutating statement to that.
 
 A statement of many parts (`WITH a AS (…), b AS (…)`) can be had without some of them: the server prepares, opens and
-checks only what is left, and the driver encodes only the parameters that are still named.
+checks only what is left, and the driver encodes only the parameters that are still named. One that takes arrays of rows
+(`ARRAY[ROW(…)]`) shows a row of each, and can be had with any number of them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import count
 from typing import Any
 
 _HEAD = re.compile(r"^-- name: ([a-z_]+)$", re.MULTILINE)
 _PARAMETER = re.compile(r"\$(\d+)")
+_ROWS = re.compile(r"ARRAY\[(ROW.*?)\]::", re.DOTALL)
 _PART_ENDS, _LAST_PART_ENDS = "\n), ", "\n)\nSELECT "
 
 
@@ -83,3 +86,12 @@ def lean(name: str, without: frozenset[str]) -> Lean:
     parameters = tuple(sorted({int(number) for number in _PARAMETER.findall(text)}))
     place = {parameter: position for position, parameter in enumerate(parameters, start=1)}
     return Lean(_PARAMETER.sub(lambda found: f"${place[int(found[1])]}", text), parameters)
+
+
+@cache
+def repeated(name: str, counts: tuple[int, ...]) -> str:
+    """The query with so many rows in each of its arrays, and its parameters numbered as they come."""
+    left = iter(counts)
+    text = _ROWS.sub(lambda found: f"ARRAY[{', '.join([found[1]] * next(left))}]::", sql(name))
+    numbers = count(1)
+    return _PARAMETER.sub(lambda _: f"${next(numbers)}", text)

@@ -147,3 +147,16 @@ WITH lane AS MATERIALIZED (
    WHERE d.id = o.id AND d.chain_id = g.chain_id AND d.signer = g.signer
 )
 SELECT g.lane, g.applies AS applied FROM judged g
+
+-- name: commit_lane
+-- Applies what one lane decided, everything or nothing, where that is little: each array has as many rows as it needs.
+-- fenced: by the function of this name, which takes the lease row with the token FOR KEY SHARE before all else
+-- `applied` is NULL when the lane's term is over.
+SELECT 1 AS lane,
+       commit_lane(
+         ROW($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::lane_write,
+         ARRAY[ROW($11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)]::tx_change[],
+         ARRAY[ROW($31, $32, $33, $34, $35, $36, $37::text::numeric, $38::text::numeric, $39, $40)]::new_attempt[],
+         ARRAY[ROW($41, $42::text::uuid[], $43::text::text[], $44::text::text[], $45)]::new_sheet[],
+         $46
+       ) AS applied
