@@ -1,4 +1,4 @@
-"""What people ask over HTTP: cancel, suspend, resume, resubmit; pause, drain, protect and the decision after it."""
+"""What people ask over HTTP: cancel, suspend, resume, resubmit, bump; pause, drain, protect and the decision after it."""
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ async def test_suspend_resume_and_resubmit(dsn: str, anvil: TestChain) -> None:
         assert resumed.status == 200
         done = await door.get(f"/tx/{second['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CONFIRMED"
+
+
+async def test_bump_replaces_it_by_itself_at_a_better_price(dsn: str, anvil: TestChain) -> None:
+    await anvil.call("evm_setAutomine", False)
+    async with open_door(dsn, anvil) as door:
+        first = (await door.post("/tx", door.transfer("1"), wait="submitted", timeout=60)).json
+        bumped = await door.post(f"/tx/{first['txId']}/bump", **WITHIN)
+        assert (bumped.status, bumped.json["outcome"][:14]) == (200, "attempt 2 pays")
+
+        async def is_out() -> bool:
+            shown = await door.get(f"/tx/{first['txId']}", include="attempts")
+            return bool(shown.json["attempts"][1]["sentCount"])
+
+        await eventually(is_out)
+        await anvil.mine()
+        done = await door.get(f"/tx/{first['txId']}", wait="confirmed", timeout=60, include="attempts")
+        before, after = done.json["attempts"]
+        assert (done.json["state"], done.json["hash"]) == ("CONFIRMED", after["hash"])
+        assert int(after["maxFeePerGas"]) > int(before["maxFeePerGas"])
+        assert [tx["hash"] for tx in await anvil.mined_from(door.signers[0])] == [after["hash"]]
 
 
 async def test_pause_drain_and_resume_a_signer(dsn: str, anvil: TestChain) -> None:

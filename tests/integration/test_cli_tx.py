@@ -173,6 +173,7 @@ async def test_transactions_are_listed_shown_watched_and_asked_something_of(
         "send", "--from", me, "--to", SOMEBODY, "--request-id=r1", "--tag=t", "--wait=submitted"
     )
     assert (await terminal.run("tx", "resubmit", sent["txId"]))[0] == "resubmit: it goes out again\n"
+    assert (await terminal.run("tx", "bump", sent["txId"]))[0].startswith("bump: attempt 2 pays ")
     suspended = await terminal.json("tx", "suspend", sent["txId"], "--reason=look")
     assert suspended["tx"]["state"] == "SUSPENDED"
     assert (await terminal.json("tx", "resume", sent["txId"]))["done"] is True

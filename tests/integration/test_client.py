@@ -160,6 +160,7 @@ async def test_people_can_ask_for_everything(call: Caller, anvil: TestChain) -> 
     await anvil.call("evm_setAutomine", False)
     stuck: TxOut = await call("send", signer=signer, to=SOMEBODY, wait="submitted")
     assert "again" in (await call("resubmit", stuck.tx_id)).outcome
+    assert "attempt 2 pays" in (await call("bump", stuck.tx_id)).outcome
     await anvil.mine()
     assert (await call("wait", stuck.tx_id)).state == "CONFIRMED"
 

@@ -51,7 +51,7 @@ _IDEMPOTENCY = {
     "description": "Taken as `requestId` when the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
-_ABOUT_A_TX = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx")
+_ABOUT_A_TX = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
 _LINK_TO_TX = {"parameters": {"txId": "$response.body#/txId"}}
 
 

@@ -174,6 +174,7 @@ _TRANSACTION_WISHES = {
     "suspend": "Leave it alone until it is resumed.",
     "resume": "Go on with a suspended transaction.",
     "resubmit": "Send the same bytes again, now.",
+    "bump": "Replace it at the same nonce by itself at a better price, now.",
 }
 
 

@@ -28,7 +28,7 @@ _MOST_COMMAND_ID = 2**63 - 1
 
 
 def about_transaction(command: str) -> Handler:
-    """cancel, suspend, resume or resubmit."""
+    """cancel, suspend, resume, resubmit or bump."""
 
     async def handle(call: Call) -> Reply:
         view = await call.services.reader.get(call.tx_id())

@@ -112,6 +112,15 @@ def resubmit(*, tx_id: str, reason: str | None, timeout_s: float, client: Client
 @click.argument("tx_id", metavar="ID")
 @wish_options
 @node_options
+def bump(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
+    """Replace it at the same nonce by itself at a better price, now."""
+    return told(client.bump(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
+
+
+@tx.command()
+@click.argument("tx_id", metavar="ID")
+@wish_options
+@node_options
 def suspend(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
     """Leave it alone until it is resumed."""
     return told(client.suspend(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)

@@ -88,6 +88,7 @@ class AsyncClient:
     suspend = _awaited(Calls.suspend)
     resume = _awaited(Calls.resume)
     resubmit = _awaited(Calls.resubmit)
+    bump = _awaited(Calls.bump)
     signers = _each(Calls.signers)
     signer = _awaited(Calls.signer)
     pause_signer = _awaited(Calls.pause_signer)

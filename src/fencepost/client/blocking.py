@@ -95,6 +95,7 @@ class Client:
     suspend = _at_once(Calls.suspend)
     resume = _at_once(Calls.resume)
     resubmit = _at_once(Calls.resubmit)
+    bump = _at_once(Calls.bump)
     signers = _each(Calls.signers)
     signer = _at_once(Calls.signer)
     pause_signer = _at_once(Calls.pause_signer)

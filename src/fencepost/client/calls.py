@@ -230,6 +230,10 @@ class Calls:
         """Send the same bytes again, now."""
         return self._wish(f"/tx/{_part(tx_id)}/resubmit", why)
 
+    def bump(self, tx_id: str, **why: Unpack[Why]) -> Steps[CommandOut]:
+        """Replace it at the same nonce by itself at a better price, now."""
+        return self._wish(f"/tx/{_part(tx_id)}/bump", why)
+
     def pause_signer(
         self, address: str, *, chain_id: int | None = None, **why: Unpack[Why]
     ) -> Steps[CommandOut]:

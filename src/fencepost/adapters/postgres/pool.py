@@ -6,6 +6,8 @@ next one. Whatever ended otherwise (an error, a time-out, somebody who went away
 back to the driver's pool, which waits, resets or closes as it always does.
 
 Who waits for a connection gets one that would have been kept. None is kept unused for longer than the driver would.
+Nor is one ended after so many statements, as the driver's pool does: what a server's process keeps for its prepared
+statements does not grow (6.2 MiB of its own after 1,000 of a ledger's statements, 6.6 MiB after 200,000).
 """
 
 from __future__ import annotations
