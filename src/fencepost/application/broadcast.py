@@ -28,6 +28,9 @@ MOST_BACK_OFF_S = 30.0
 FUNDS_RETRY_S = 5.0
 HANDLER_TIMEOUT_S = 30.0
 
+# What every send meets; Python 3.11 calls a function to find a member of an enumeration.
+_TRACK, _FILLER = Action.TRACK, Purpose.FILLER
+
 
 async def broadcast(lane: Lane) -> int:
     """How many sends were made."""
@@ -81,7 +84,7 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
         results=[result.category for result in results],
         again=sum(tx.latest.sent_count > 0 for tx in txs),
     )
-    if all(action is Action.TRACK for action in actions):
+    if actions.count(_TRACK) == len(actions):
         lane.hold(changes, for_s=lane.policy.record_within_s)
         return True
     stored = await lane.commit(changes, op="send_result")
@@ -96,14 +99,12 @@ def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
 
 
 def _action(tx: ManagedTx, result: SendResult) -> Action:
-    return decide(
-        result.category, attempts_at_nonce=len(tx.attempts), is_filler=tx.latest.purpose is Purpose.FILLER
-    )
+    return decide(result.category, attempts_at_nonce=len(tx.attempts), is_filler=tx.latest.purpose is _FILLER)
 
 
 def _due_s(lane: Lane, tx: ManagedTx, action: Action, now_s: float) -> float | None:
     """When the bytes go out again if nothing else happens."""
-    if action is Action.TRACK:
+    if action is _TRACK:
         return now_s + lane.policy.resubmit_interval_s if lane.policy.resubmit_enabled else None
     if action is Action.WAIT_FOR_FUNDS:
         return now_s + FUNDS_RETRY_S

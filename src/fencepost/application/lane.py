@@ -40,7 +40,7 @@ from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx, Step
 from fencepost.domain.states import CursorState, State
 from fencepost.domain.transaction import Fees, UnsignedTx
-from fencepost.domain.value import Value
+from fencepost.domain.value import Value, changed
 from fencepost.errors import Fenced, FencepostError
 
 
@@ -328,10 +328,9 @@ class Lane:
 
     def _remember(self, tx: ManagedTx) -> None:
         self._await_block_of(tx)
-        if tx.state is State.QUEUED:
-            self.queue.update(tx)
-        elif tx.nonce is None:
-            return
+        if tx.nonce is None:
+            if tx.state is State.QUEUED:
+                self.queue.update(tx)
         elif tx.is_terminal:
             self.in_flight.pop(tx.nonce, None)
             self.suspicions.pop(tx.nonce, None)
@@ -358,7 +357,7 @@ class Lane:
             entries += taken.entries
         kept = self._bounded(stored, entries)
         if held is not None or len(steps) > 1 or len(kept) < len(entries):
-            after = after.changed(journal_count=stored.journal_count + len(kept), version=stored.version + 1)
+            after = changed(after, journal_count=stored.journal_count + len(kept), version=stored.version + 1)
         return TxChange(stored, after, kept)
 
     def _bounded(self, tx: ManagedTx, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -369,7 +368,9 @@ class Lane:
 
 
 def _leaves_queue(change: TxChange) -> bool:
-    return change.before.state is State.QUEUED and change.after.state is not State.QUEUED
+    """Only what has no nonce can be in it."""
+    before = change.before
+    return before.nonce is None and before.state is State.QUEUED and change.after.state is not State.QUEUED
 
 
 REPEATED_EVENTS = frozenset({"Resubmit", "SendResult", "Stale", "Confirm"})

@@ -29,6 +29,9 @@ SUSPICION_APART_S = 2.0
 # A look takes a moment itself, and no timer is finer than a millisecond: the first ones follow without a pause.
 AT_ONCE_PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.002, 0.004, 0.008)
 
+# What every receipt meets; Python 3.11 calls a function to find a member of an enumeration.
+_ORPHANED, _SUSPENDED = Standing.ORPHANED, State.SUSPENDED
+
 
 async def track(lane: Lane) -> int:
     """How many transactions moved."""
@@ -129,7 +132,7 @@ async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, R
         now = depths.get(receipt.block)
         if now is None:
             now = depths[receipt.block] = confirm(receipt.block, view, recorded=(), required=required)
-        if now.standing is not Standing.ORPHANED:
+        if now.standing is not _ORPHANED:
             changes.append(lane.change(tx, *_steps_of(lane, tx, receipt, now)))
             lane.suspicions.pop(tx.held_nonce(), None)
     if not changes:
@@ -149,7 +152,7 @@ def _steps_of(lane: Lane, tx: ManagedTx, receipt: Receipt, now: Confirmations) -
     they end in `_confirm`.
     """
     steps = [partial(managed.mined, receipt=receipt)]
-    if now.is_final and receipt.succeeded and tx.state is not State.SUSPENDED and not lane.is_unsure:
+    if now.is_final and receipt.succeeded and tx.state is not _SUSPENDED and not lane.is_unsure:
         steps.append(partial(managed.finished, confirmations=now, revert_reason=None))
     return steps
 

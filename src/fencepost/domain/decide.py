@@ -38,12 +38,14 @@ _TABLE: dict[SendCategory, Action] = {
     SendCategory.UNKNOWN: Action.SEND_AGAIN,
 }
 
+_REPLACEMENT_UNDERPRICED = SendCategory.REPLACEMENT_UNDERPRICED  # found once: every send is asked about it
+
 
 def decide(category: SendCategory, *, attempts_at_nonce: int, is_filler: bool) -> Action:
-    if category is SendCategory.REPLACEMENT_UNDERPRICED:
+    if category is _REPLACEMENT_UNDERPRICED:
         # With one attempt there is nothing of ours to outbid: what sits in the pool is a stranger's.
         return Action.OUTBID if attempts_at_nonce > 1 else Action.PROTECT
     action = _TABLE[category]
-    if action is Action.FILL and is_filler:
+    if is_filler and action is Action.FILL:
         return Action.SEND_AGAIN  # a filler has no filler of its own; a person sees it as stuck
     return action

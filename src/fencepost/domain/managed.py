@@ -18,9 +18,14 @@ from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.send import POSSIBLY_SENT, SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, IllegalTransition, State, SubState, is_legal
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
-from fencepost.domain.value import Value
+from fencepost.domain.value import Value, changed
 
 _NO_DETAIL: Mapping[str, Any] = {}
+
+# What every transaction meets. Python 3.11 calls a function to find a member of an enumeration; here it does so once.
+_ALLOCATED, _SUBMITTED, _TRACKING = State.ALLOCATED, State.SUBMITTED, State.TRACKING
+_CONFIRMED, _SUSPENDED = State.CONFIRMED, State.SUSPENDED
+_INSUFFICIENT_FUNDS, _UNFUNDED = SendCategory.INSUFFICIENT_FUNDS, SubState.UNFUNDED
 
 
 class Kind(StrEnum):
@@ -32,6 +37,9 @@ class Kind(StrEnum):
 class Purpose(StrEnum):
     INTENT = "intent"
     FILLER = "filler"
+
+
+_FILLER = Purpose.FILLER
 
 
 class Intent(Value, frozen=True):
@@ -133,11 +141,13 @@ class Step(Value, frozen=True):
     entries: tuple[Entry, ...]
 
 
-def _moved(tx: ManagedTx, state: State, event: str, detail: Mapping[str, Any], /, **changes: Any) -> Step:
+def _moved(tx: ManagedTx, after: ManagedTx, event: str, detail: Mapping[str, Any]) -> Step:
+    """`after` says what is different, but for what is counted here."""
+    state = after.state
     if not is_legal(tx.state, state):
         raise IllegalTransition(tx.state, state)
-    after = tx.changed(state=state, version=tx.version + 1, journal_count=tx.journal_count + 1, **changes)
-    return Step(after, (Entry(event, detail, state),))
+    counted = changed(after, version=tx.version + 1, journal_count=tx.journal_count + 1)
+    return Step(counted, (Entry(event, detail, state),))
 
 
 def waiting_state(tx: ManagedTx) -> State:
@@ -161,26 +171,20 @@ def allocated(tx: ManagedTx, nonce: int, attempt: Attempt | None) -> Step:
     if attempt is not None:
         detail |= _described(attempt)
         attempts = (attempt,)
-    return _moved(
-        tx,
-        State.ALLOCATED,
-        "AssignNonce",
-        detail,
-        nonce=nonce,
-        attempts=attempts,
-        sub_state=None,
-        error=None,
-    )
+    after = changed(tx, state=_ALLOCATED, nonce=nonce, attempts=attempts, sub_state=None, error=None)
+    return _moved(tx, after, "AssignNonce", detail)
 
 
 def refused(tx: ManagedTx, error: str) -> Step:
     """It fails before it has a nonce: nothing was signed, nothing is lost."""
-    return _moved(tx, State.FAILED, "Refuse", {"error": error}, error=error, sub_state=None)
+    after = changed(tx, state=State.FAILED, error=error, sub_state=None)
+    return _moved(tx, after, "Refuse", {"error": error})
 
 
 def dropped(tx: ManagedTx, reason: str) -> Step:
     """It is cancelled before it has a nonce."""
-    return _moved(tx, State.CANCELLED, "Cancel", {"reason": reason}, error=reason, sub_state=None)
+    after = changed(tx, state=State.CANCELLED, error=reason, sub_state=None)
+    return _moved(tx, after, "Cancel", {"reason": reason})
 
 
 # ---- attempts and sends
@@ -192,15 +196,13 @@ def attempted(tx: ManagedTx, attempt: Attempt, event: str) -> Step:
         raise IllegalTransition(tx.state, tx.state)
     if attempt.number != len(tx.attempts) + 1:
         raise ValueError(f"attempt {attempt.number} does not follow {len(tx.attempts)}")
-    return _moved(
+    after = changed(
         tx,
-        tx.state,
-        event,
-        _described(attempt),
         attempts=(*tx.attempts, attempt),
         sub_state=None if tx.sub_state is SubState.STUCK else tx.sub_state,
         resubmit_due_s=None,
     )
+    return _moved(tx, after, event, _described(attempt))
 
 
 def given_up(tx: ManagedTx, *, ending: State, error: str) -> Step:
@@ -208,32 +210,19 @@ def given_up(tx: ManagedTx, *, ending: State, error: str) -> Step:
     if ending not in (State.FAILED, State.CANCELLED) or tx.nonce is None:
         raise IllegalTransition(tx.state, ending)
     sub_state = SubState.REFUSED if ending is State.FAILED else tx.sub_state
-    return _moved(
-        tx,
-        tx.state,
-        "GiveUp",
-        {"ending": ending.value, "error": error},
-        ending=ending,
-        error=error,
-        sub_state=sub_state,
-    )
+    after = changed(tx, ending=ending, error=error, sub_state=sub_state)
+    return _moved(tx, after, "GiveUp", {"ending": ending.value, "error": error})
 
 
 def claimed(tx: ManagedTx, *, due_s: float, resubmit: bool) -> Step:
     """The next send is claimed before it happens, so that a crash or a second node can't make it a storm."""
     event = "Resubmit" if resubmit else "SubmitTransaction"
-    return _moved(
-        tx,
-        tx.state,
-        event,
-        {"count": tx.submit_count + 1},
-        submit_count=tx.submit_count + 1,
-        resubmit_due_s=due_s,
-    )
+    after = changed(tx, submit_count=tx.submit_count + 1, resubmit_due_s=due_s)
+    return _moved(tx, after, event, {"count": after.submit_count})
 
 
 def postponed(tx: ManagedTx, *, due_s: float) -> Step:
-    return Step(tx.changed(resubmit_due_s=due_s, version=tx.version + 1), ())
+    return Step(changed(tx, resubmit_due_s=due_s, version=tx.version + 1), ())
 
 
 def sent(
@@ -242,40 +231,42 @@ def sent(
     """What the node said is recorded; the state moves when the bytes may be out."""
     category = result.category
     out = category in POSSIBLY_SENT
-    state = State.SUBMITTED if out and tx.state is State.ALLOCATED else tx.state
+    state = _SUBMITTED if out and tx.state is _ALLOCATED else tx.state
     sub_state = tx.sub_state
-    if category is SendCategory.INSUFFICIENT_FUNDS:
-        sub_state = SubState.UNFUNDED
-    elif sub_state is SubState.UNFUNDED and out:
+    if category is _INSUFFICIENT_FUNDS:
+        sub_state = _UNFUNDED
+    elif out and sub_state is _UNFUNDED:
         sub_state = None
     detail: dict[str, Any] = {"attempt": attempt_number, "result": category}
     if result.message:
         detail["message"] = result.message
-    return _moved(
+    after = changed(
         tx,
-        state,
-        "SendResult",
-        detail,
+        state=state,
         attempts=tuple([_answered(a, result) if a.number == attempt_number else a for a in tx.attempts]),
         sub_state=sub_state,
         submit_count=tx.submit_count or 1,
         last_submit_s=now_s,
         resubmit_due_s=due_s,
     )
+    return _moved(tx, after, "SendResult", detail)
 
 
 def _answered(attempt: Attempt, result: SendResult) -> Attempt:
-    return attempt.changed(
-        sent_count=attempt.sent_count + 1, last_result=result.category, last_message=result.message
+    return changed(
+        attempt,
+        sent_count=attempt.sent_count + 1,
+        last_result=result.category,
+        last_message=result.message,
     )
 
 
 def stuck(tx: ManagedTx, reason: str) -> Step:
-    return _moved(tx, tx.state, "Stuck", {"reason": reason}, sub_state=SubState.STUCK, error=reason)
+    return _moved(tx, changed(tx, sub_state=SubState.STUCK, error=reason), "Stuck", {"reason": reason})
 
 
 def stale(tx: ManagedTx) -> Step:
-    return _moved(tx, tx.state, "Stale", {}, sub_state=SubState.STALE)
+    return _moved(tx, changed(tx, sub_state=SubState.STALE), "Stale", {})
 
 
 # ---- the chain
@@ -291,18 +282,16 @@ def mined(tx: ManagedTx, receipt: Receipt) -> Step:
         "blockHash": receipt.block.hash,
         "succeeded": receipt.succeeded,
     }
-    state = State.SUSPENDED if tx.state is State.SUSPENDED else State.TRACKING
-    return _moved(
+    after = changed(
         tx,
-        state,
-        "ReceiveReceipt",
-        detail,
+        state=tx.state if tx.state is _SUSPENDED else _TRACKING,
         mined=receipt,
         confirmations=(),
         sub_state=None,
         resubmit_due_s=None,
         submit_count=tx.submit_count or 1,
     )
+    return _moved(tx, after, "ReceiveReceipt", detail)
 
 
 def confirmed_further(tx: ManagedTx, confirmations: Confirmations) -> Step:
@@ -314,7 +303,7 @@ def confirmed_further(tx: ManagedTx, confirmations: Confirmations) -> Step:
         "blocks": [[block.number, block.hash] for block in confirmations.blocks[known:]],
     }
     event = "Fork" if confirmations.new_fork else "Confirm"
-    return _moved(tx, tx.state, event, detail, confirmations=confirmations.blocks)
+    return _moved(tx, changed(tx, confirmations=confirmations.blocks), event, detail)
 
 
 def finished(tx: ManagedTx, confirmations: Confirmations, *, revert_reason: str | None) -> Step:
@@ -324,23 +313,22 @@ def finished(tx: ManagedTx, confirmations: Confirmations, *, revert_reason: str 
     attempt = tx.attempt_of(tx.mined.tx_hash)
     assert attempt is not None  # noqa: S101 - `mined` let no other hash in
     error: str | None = None
-    if attempt.purpose is Purpose.FILLER and tx.kind is not Kind.FILLER:
+    if attempt.purpose is _FILLER and tx.kind is not Kind.FILLER:
         state, error = tx.ending or State.CANCELLED, tx.error
     elif tx.mined.succeeded:
-        state = State.CONFIRMED
+        state = _CONFIRMED
     else:
         state, error = State.FAILED, f"reverted: {revert_reason or 'no reason given'}"
     detail = {"newFork": confirmations.new_fork, "count": len(confirmations.blocks), "error": error}
-    return _moved(
+    after = changed(
         tx,
-        state,
-        "Finish",
-        detail,
+        state=state,
         confirmations=confirmations.blocks,
         error=error,
         sub_state=None,
         resubmit_due_s=None,
     )
+    return _moved(tx, after, "Finish", detail)
 
 
 def orphaned(tx: ManagedTx, *, due_s: float) -> Step:
@@ -354,29 +342,28 @@ def orphaned(tx: ManagedTx, *, due_s: float) -> Step:
         "blockHash": tx.mined.block.hash,
         "was": tx.state.value,
     }
-    return _moved(
-        tx, state, "Fork", detail, mined=None, confirmations=(), sub_state=None, resubmit_due_s=due_s
-    )
+    after = changed(tx, state=state, mined=None, confirmations=(), sub_state=None, resubmit_due_s=due_s)
+    return _moved(tx, after, "Fork", detail)
 
 
 def lost(tx: ManagedTx, error: str) -> Step:
     """A stranger's transaction has the nonce, and a person decided to go on without this one."""
-    return _moved(
-        tx, State.FAILED, "Lose", {"error": error}, error=error, sub_state=None, resubmit_due_s=None
-    )
+    after = changed(tx, state=State.FAILED, error=error, sub_state=None, resubmit_due_s=None)
+    return _moved(tx, after, "Lose", {"error": error})
 
 
 # ---- people
 
 
 def suspended(tx: ManagedTx, by: str) -> Step:
-    return _moved(tx, State.SUSPENDED, "Suspend", {"by": by})
+    return _moved(tx, changed(tx, state=State.SUSPENDED), "Suspend", {"by": by})
 
 
 def resumed(tx: ManagedTx, by: str) -> Step:
     if tx.state is not State.SUSPENDED:
         raise IllegalTransition(tx.state, waiting_state(tx))
-    return _moved(tx, waiting_state(tx), "Resume", {"by": by}, resubmit_due_s=None)
+    after = changed(tx, state=waiting_state(tx), resubmit_due_s=None)
+    return _moved(tx, after, "Resume", {"by": by})
 
 
 def _described(attempt: Attempt) -> dict[str, Any]:

@@ -11,9 +11,12 @@ from typing import Any, Self
 
 import msgspec
 
+# The same value, but for the fields that are named.
+changed = msgspec.structs.replace
+
 
 # No value ever contains itself, so the garbage collector need not look at any.
 class Value(msgspec.Struct, frozen=True, gc=False):
     def changed(self, **changes: Any) -> Self:
-        """The same, but for these fields."""
-        return msgspec.structs.replace(self, **changes)
+        """As the function, which takes a quarter of the time: a method of Python's gathers the names first."""
+        return changed(self, **changes)
