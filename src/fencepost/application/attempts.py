@@ -17,6 +17,9 @@ TRANSFER_GAS = 21_000
 # A transaction that needed more attempts than this has a problem that more attempts don't mend.
 MOST_ATTEMPTS = 60
 
+# What every transaction meets; Python 3.11 calls a function to find a member of an enumeration.
+_FILLER, _HANDLER, _DYNAMIC_FEE = Purpose.FILLER, Kind.HANDLER, TxType.DYNAMIC_FEE
+
 
 class AtFeeCap(FencepostError):
     """The least replacement that a node would take lies above the fee cap."""
@@ -53,13 +56,13 @@ async def replacement_fees(lane: Lane, tx: ManagedTx) -> Fees:
 
 def unsigned(lane: Lane, tx: ManagedTx, *, nonce: int, gas: int, fees: Fees, purpose: Purpose) -> UnsignedTx:
     tx_type = tx.attempts[-1].type if tx.attempts else tx.intent.type
-    if purpose is Purpose.FILLER:
+    if purpose is _FILLER:
         call = Call(to=tx.signer.address)
-    elif tx.kind is Kind.HANDLER:  # what the handler built is known from its bytes alone
+    elif tx.kind is _HANDLER:  # what the handler built is known from its bytes alone
         call = lane.decode(tx.attempts[0].signed.raw)[1].call
     else:
         call = tx.intent.call
-    if tx_type is not TxType.DYNAMIC_FEE:  # one price only
+    if tx_type is not _DYNAMIC_FEE:  # one price only
         fees = Fees(fee_cap_wei=fees.fee_cap_wei, tip_wei=fees.fee_cap_wei)
     return UnsignedTx(chain_id=tx.signer.chain_id, nonce=nonce, call=call, gas=gas, fees=fees, type=tx_type)
 

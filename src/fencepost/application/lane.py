@@ -368,9 +368,7 @@ class Lane:
 
 
 def _leaves_queue(change: TxChange) -> bool:
-    """Only what has no nonce can be in it."""
-    before = change.before
-    return before.nonce is None and before.state is State.QUEUED and change.after.state is not State.QUEUED
+    return change.before.nonce is None and State.QUEUED is change.before.state is not change.after.state
 
 
 REPEATED_EVENTS = frozenset({"Resubmit", "SendResult", "Stale", "Confirm"})

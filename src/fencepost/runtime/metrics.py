@@ -42,6 +42,11 @@ _STAGES: dict[tuple[State, State], tuple[str]] = {
 }
 
 _UNSEEN: tuple[State | None, float | None] = (None, None)
+_QUEUED, _ALLOCATED, _SUBMITTED = (
+    State.QUEUED,
+    State.ALLOCATED,
+    State.SUBMITTED,
+)  # looked for once, not every time
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +253,12 @@ class Metrics:
             was, is_now, at_s = before.state, after.state, now_s
             state, since_s = remembered.pop(before.tx_id, _UNSEEN)
             if state is not was:
-                since_s = before.received_s if was is State.QUEUED else None
-            if was is State.ALLOCATED and after.last_submit_s is not None:
+                since_s = before.received_s if was is _QUEUED else None
+            if was is _ALLOCATED and after.last_submit_s is not None:
                 # A send is told later than it was made, often together with what followed it.
                 at_s = after.last_submit_s
-                self._on_stage(was, State.SUBMITTED, since_s, at_s)
-                was, since_s = State.SUBMITTED, at_s
+                self._on_stage(was, _SUBMITTED, since_s, at_s)
+                was, since_s = _SUBMITTED, at_s
             if was is not is_now:
                 at_s = now_s
                 self._on_stage(was, is_now, since_s, at_s)

@@ -53,6 +53,7 @@ _READS: Final = (
     "eth_gasPrice",
     "eth_blockNumber",
 )
+_ACCEPTED: Final = SendCategory.ACCEPTED  # found once: nearly every send is answered so
 # What a node that failed as a whole may have meant; anything else it says is about the transaction.
 _ABOUT_THE_NODE: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
 
@@ -143,7 +144,7 @@ class EvmChain(Chain):
 
     def _send_result(self, tx: SignedTx, answer: object) -> SendResult:
         if answer == tx.hash:
-            return SendResult(SendCategory.ACCEPTED, returned_hash=tx.hash)
+            return SendResult(_ACCEPTED, returned_hash=tx.hash)
         if isinstance(answer, RpcError):
             return self._refusal(answer)
         try:

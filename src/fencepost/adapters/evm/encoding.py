@@ -36,6 +36,11 @@ _ADDRESS_BYTES = 20
 _WORD_BYTES = 32
 _SIGNATURE_BYTES = 65
 _TYPE_BYTE = {tx_type: bytes((tx_type,)) for tx_type in TxType}
+_LEGACY, _DYNAMIC_FEE = (
+    TxType.LEGACY,
+    TxType.DYNAMIC_FEE,
+)  # found once: every transaction meets them several times
+_WORD_HEADER = rlp.encode_string(b"\xff" * _WORD_BYTES)[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +59,14 @@ def encode_fields(tx: UnsignedTx) -> bytes:
     """The fields of `tx` in RLP, without the list around them and without what the signature adds."""
     _check(tx)
     call, fees, nonce = tx.call, tx.fees, rlp.encode_number(tx.nonce)
-    head: tuple[bytes, ...]
-    if tx.type is TxType.DYNAMIC_FEE:
-        head = (_usual(tx.chain_id), nonce, _usual(fees.tip_wei), _usual(fees.fee_cap_wei))
-    elif tx.type is TxType.ACCESS_LIST:
-        head = (_usual(tx.chain_id), nonce, _usual(fees.fee_cap_wei))
-    else:
-        head = (nonce, _usual(fees.fee_cap_wei))
-    return b"".join(
-        (
-            *head,
-            _usual(tx.gas),
-            rlp.EMPTY_STRING if call.to is None else _encode_address(call.to),
-            _usual(call.value_wei),
-            rlp.encode_string(call.data),
-            b"" if tx.type is TxType.LEGACY else _encode_access_list(call.access_list),
-        )
-    )
+    to = rlp.EMPTY_STRING if call.to is None else _encode_address(call.to)
+    data = rlp.encode_string(call.data) if call.data else rlp.EMPTY_STRING
+    price_to_data = _usual(fees.fee_cap_wei) + _usual(tx.gas) + to + _usual(call.value_wei) + data
+    if tx.type is _LEGACY:
+        return nonce + price_to_data
+    access_list = _encode_access_list(call.access_list) if call.access_list else rlp.EMPTY_LIST
+    tip = _usual(fees.tip_wei) if tx.type is _DYNAMIC_FEE else b""
+    return _usual(tx.chain_id) + nonce + tip + price_to_data + access_list
 
 
 # What most transactions share: prices, gas limits, and those they go to. A nonce is nobody else's.
@@ -83,13 +79,11 @@ def _encode_address(address: Address) -> bytes:
 
 
 def _encode_access_list(entries: tuple[AccessEntry, ...]) -> bytes:
-    if not entries:
-        return rlp.EMPTY_LIST
     return rlp.encode([(_address_bytes(entry.address), entry.storage_keys) for entry in entries])
 
 
 def signing_hash(tx: UnsignedTx, fields: bytes) -> bytes:
-    if tx.type is TxType.LEGACY:
+    if tx.type is _LEGACY:
         return keccak256(rlp.wrap_list(fields + rlp.encode(tx.chain_id) + b"\x80\x80"))
     return keccak256(_TYPE_BYTE[tx.type] + rlp.wrap_list(fields))
 
@@ -98,13 +92,16 @@ def seal(tx: UnsignedTx, fields: bytes, signature: bytes) -> SignedTx:
     """`signature` is r, s and the parity of R's y: 32 + 32 + 1 bytes, as libsecp256k1 gives it."""
     if len(signature) != _SIGNATURE_BYTES or signature[64] > 1:
         raise ValueError("a signature is 64 bytes and a parity of 0 or 1")
-    parity, is_legacy = signature[64], tx.type is TxType.LEGACY
+    parity, is_legacy = signature[64], tx.type is _LEGACY
     v = rlp.encode_number(tx.chain_id * 2 + _EIP155_V + parity if is_legacy else parity)
-    r = rlp.encode_string(signature[:32].lstrip(b"\0"))
-    s = rlp.encode_string(signature[32:64].lstrip(b"\0"))
-    body = rlp.wrap_list(fields + v + r + s)
+    body = rlp.wrap_list(fields + v + _encode_word(signature[:32]) + _encode_word(signature[32:64]))
     raw = body if is_legacy else _TYPE_BYTE[tx.type] + body
     return SignedTx(raw=raw, hash=TxHash("0x" + keccak256(raw).hex()))
+
+
+def _encode_word(word: bytes) -> bytes:
+    """A number of 32 bytes, which hardly ever begin with a zero."""
+    return _WORD_HEADER + word if word[0] else rlp.encode_string(word.lstrip(b"\0"))
 
 
 def decode_signed(raw: bytes) -> DecodedTx:
@@ -158,9 +155,9 @@ def _check(tx: UnsignedTx) -> None:
         raise ValueError(f"value {tx.call.value_wei} is out of range")
     if not (0 <= tx.fees.fee_cap_wei <= _UINT256_MAX and 0 <= tx.fees.tip_wei <= _UINT256_MAX):
         raise ValueError(f"fee cap {tx.fees.fee_cap_wei} or tip {tx.fees.tip_wei} is out of range")
-    if tx.type is not TxType.DYNAMIC_FEE and tx.fees.tip_wei != tx.fees.fee_cap_wei:
+    if tx.type is not _DYNAMIC_FEE and tx.fees.tip_wei != tx.fees.fee_cap_wei:
         raise ValueError("a transaction of type 0 or 1 has one price: tip and fee cap must be equal")
-    if tx.type is TxType.LEGACY and tx.call.access_list:
+    if tx.call.access_list and tx.type is TxType.LEGACY:
         raise ValueError("a transaction of type 0 has no access list")
     for entry in tx.call.access_list:
         if any(len(key) != _WORD_BYTES for key in entry.storage_keys):
