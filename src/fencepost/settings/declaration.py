@@ -104,7 +104,7 @@ class Nonce:
     mode: SignerMode = setting(
         Choice(("strict", "pipelined")),
         "strict",
-        "Whether a signer has one nonce in flight and must be new to the chain (strict), or a window of them (pipelined).",
+        "Whether a signer has one transaction at a time, final before the next, and must be new to the chain (strict), or a window of them (pipelined).",
     )
     start_from: StartFrom = setting(
         WholeOr(0, _BIGINT_MAX, ("chain",)),
