@@ -44,12 +44,20 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_client
 
 
-def wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def wish_options(
+    *, timeout: str = "5s", needs_reason: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`--reason` and `--timeout`, for what is asked of lanes."""
-    command = click.option("--reason", help="Why, for those who read it later.")(command)
-    return click.option(
-        "--timeout", "timeout_s", type=SECONDS, default="5s", show_default=True, help="Wait so long for it."
-    )(command)
+    reason = click.option("--reason", required=needs_reason, help="Why, for those who read it later.")
+    within = click.option(
+        "--timeout",
+        "timeout_s",
+        type=SECONDS,
+        default=timeout,
+        show_default=True,
+        help="Wait so long for it.",
+    )
+    return lambda command: within(reason(command))
 
 
 def print_json(value: Any) -> None:

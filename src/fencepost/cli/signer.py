@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.text import Text
 
 from fencepost.cli.options import settings_options
-from fencepost.cli.remote import SECONDS, node_options, print_json, wish_options
+from fencepost.cli.remote import node_options, print_json, wish_options
 from fencepost.cli.tables import console, table
 from fencepost.cli.tx import told
-from fencepost.client import Client, SignerOut
+from fencepost.client import Client, CommandOut, SignerOut
 from fencepost.client.amounts import in_ether
 from fencepost.client.calls import Decision
 from fencepost.errors import SettingError
@@ -110,59 +111,31 @@ def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -
         out.print(Text.assemble((f"{name:<11}", "bold"), value))
 
 
-@signer.command()
-@click.argument("address")
-@click.option("--chain-id", type=int)
-@wish_options
-@node_options
-def pause(
-    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
-) -> int:
-    """Give no new nonces; what has one goes on."""
-    done = client.pause_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
-    return told(done, as_json=as_json)
+def _add_wish(ask: Callable[..., CommandOut], *, timeout: str = "5s") -> None:
+    """A command of the client's name for it, with the client's words."""
+
+    @signer.command(ask.__name__.removesuffix("_signer"), help=ask.__doc__)
+    @click.argument("address")
+    @click.option("--chain-id", type=int)
+    @wish_options(timeout=timeout)
+    @node_options
+    def wish(
+        *,
+        address: str,
+        chain_id: int | None,
+        reason: str | None,
+        timeout_s: float,
+        client: Client,
+        as_json: bool,
+    ) -> int:
+        done = ask(client, address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+        return told(done, as_json=as_json)
 
 
-@signer.command()
-@click.argument("address")
-@click.option("--chain-id", type=int)
-@wish_options
-@node_options
-def resume(
-    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
-) -> int:
-    """Give nonces again after a pause."""
-    done = client.resume_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
-    return told(done, as_json=as_json)
-
-
-@signer.command()
-@click.argument("address")
-@click.option("--chain-id", type=int)
-@click.option("--reason", help="Why, for those who read it later.")
-@click.option(
-    "--timeout", "timeout_s", type=SECONDS, default="30s", show_default=True, help="Wait no longer."
-)
-@node_options
-def drain(
-    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
-) -> int:
-    """Pause, and wait until nothing is in flight; it stays paused."""
-    done = client.drain_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
-    return told(done, as_json=as_json)
-
-
-@signer.command()
-@click.argument("address")
-@click.option("--chain-id", type=int)
-@wish_options
-@node_options
-def protect(
-    *, address: str, chain_id: int | None, reason: str | None, timeout_s: float, client: Client, as_json: bool
-) -> int:
-    """Take nothing new and send nothing until a person decides."""
-    done = client.protect_signer(address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
-    return told(done, as_json=as_json)
+_add_wish(Client.pause_signer)
+_add_wish(Client.resume_signer)
+_add_wish(Client.drain_signer, timeout="30s")
+_add_wish(Client.protect_signer)
 
 
 @signer.command()
@@ -170,10 +143,7 @@ def protect(
 @click.option("--chain-id", type=int)
 @click.option("--decision", type=click.Choice(["adopt", "keep", "fill"]), required=True,
               help="Go on from the chain's nonce, from ours, or from ours with the hole below it filled.")  # fmt: skip
-@click.option("--reason", required=True, help="Why, for those who read it later.")
-@click.option(
-    "--timeout", "timeout_s", type=SECONDS, default="5s", show_default=True, help="Wait so long for it."
-)
+@wish_options(needs_reason=True)
 @node_options
 def unprotect(
     *,

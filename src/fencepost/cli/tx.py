@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import get_args
 
 import click
@@ -90,49 +91,19 @@ def watch(*, name: str, until: Until, timeout_s: float, client: Client, as_json:
         return not_reached(error, as_json=as_json)
 
 
-@tx.command()
-@click.argument("tx_id", metavar="ID")
-@wish_options
-@node_options
-def cancel(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Drop it before it has a nonce, replace it at the same nonce after that."""
-    return told(client.cancel(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
+def _add_wish(ask: Callable[..., CommandOut]) -> None:
+    """A command of the client's name for it, with the client's words."""
+
+    @tx.command(ask.__name__, help=ask.__doc__)
+    @click.argument("tx_id", metavar="ID")
+    @wish_options()
+    @node_options
+    def wish(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
+        return told(ask(client, tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
 
 
-@tx.command()
-@click.argument("tx_id", metavar="ID")
-@wish_options
-@node_options
-def resubmit(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Send the same bytes again, now."""
-    return told(client.resubmit(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
-
-
-@tx.command()
-@click.argument("tx_id", metavar="ID")
-@wish_options
-@node_options
-def bump(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Replace it at the same nonce by itself at a better price, now."""
-    return told(client.bump(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
-
-
-@tx.command()
-@click.argument("tx_id", metavar="ID")
-@wish_options
-@node_options
-def suspend(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Leave it alone until it is resumed."""
-    return told(client.suspend(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
-
-
-@tx.command()
-@click.argument("tx_id", metavar="ID")
-@wish_options
-@node_options
-def resume(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Go on with a suspended transaction."""
-    return told(client.resume(tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
+for _ask in (Client.cancel, Client.suspend, Client.resume, Client.resubmit, Client.bump):
+    _add_wish(_ask)
 
 
 def _find(

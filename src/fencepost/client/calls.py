@@ -224,6 +224,7 @@ class Calls:
         return self._wish(f"/tx/{_part(tx_id)}/suspend", why)
 
     def resume(self, tx_id: str, **why: Unpack[Why]) -> Steps[CommandOut]:
+        """Go on with a suspended transaction."""
         return self._wish(f"/tx/{_part(tx_id)}/resume", why)
 
     def resubmit(self, tx_id: str, **why: Unpack[Why]) -> Steps[CommandOut]:
@@ -249,7 +250,7 @@ class Calls:
     def drain_signer(
         self, address: str, *, chain_id: int | None = None, **why: Unpack[Why]
     ) -> Steps[CommandOut]:
-        """Pause it, and wait until nothing is in flight: `drained` tells. It stays paused."""
+        """Pause it, and wait until nothing is in flight (`drained` tells); it stays paused."""
         return self._wish(f"/signers/{_part(address)}/drain", why, chainId=chain_id)
 
     def protect_signer(
