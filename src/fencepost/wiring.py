@@ -359,6 +359,7 @@ def policy_for(settings: Settings, signer: Signer) -> Policy:
         start_from=policy.start_from,
         max_in_flight=policy.max_in_flight,
         chain_query=settings.nonce.chain_query,
+        failover_loses_commits=settings.database.failover_loses_commits,
         state_timeout_s=settings.nonce.state_timeout_s,
         resubmit_enabled=settings.resubmit.enabled,
         resubmit_interval_s=settings.resubmit.interval_s,

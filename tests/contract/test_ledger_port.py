@@ -10,6 +10,7 @@ import pytest
 
 from fakes.ledger_lab import ALICE, BOB, ELSEWHERE, LEASE_S, SKEW_S, LedgerLab, new
 from fencepost.application.ports import (
+    YOUNG_HISTORY_S,
     AcceptOutcome,
     Cursor,
     LaneWrite,
@@ -303,6 +304,31 @@ async def test_many_take_one_lease_at_once_and_one_gets_it(lab: LedgerLab) -> No
         terms = [term for terms in taken for term in terms]
         assert sorted(term.signer for term in terms) == [ALICE, BOB]
         await nodes[0].release(terms)
+
+
+# ---- histories
+
+
+async def test_a_signer_may_be_forgotten_while_the_history_is_young_and_it_has_no_cursor(
+    lab: LedgerLab,
+) -> None:
+    async def may_be_forgotten(ledger: Ledger, *signers: Signer) -> list[bool]:
+        return [(await ledger.load(signer, queue_limit=1)).may_be_forgotten for signer in signers]
+
+    before = await lab.node("before")
+    await before.acquire([ALICE])
+    assert await may_be_forgotten(before, ALICE) == [False]
+    await lab.pass_time(LEASE_S + SKEW_S + 1)
+    await lab.begin_history()
+    after = await lab.node("after")
+    term, _ = sorted(await after.acquire([ALICE, BOB]), key=lambda term: term.signer)
+    await after.commit(LaneWrite(term, cursor_after=Cursor(0, 0)))
+    assert await may_be_forgotten(after, ALICE, BOB) == [False, True]
+    await lab.pass_time(YOUNG_HISTORY_S - 1)
+    assert await may_be_forgotten(after, BOB) == [True]
+    await after.acquire([BOB])  # nobody begins a history twice
+    await lab.pass_time(2)
+    assert await may_be_forgotten(after, BOB) == [False]
 
 
 # ---- who has work

@@ -133,11 +133,14 @@ async def test_a_first_cursor_is_refused_when_one_exists_or_was_expected(lab: Le
     assert await ledger.commit(LaneWrite(term, cursor_after=Cursor(1, 0))) == MOVED
 
 
-async def test_the_cursors_state_and_reason_come_back(lab: LedgerLab) -> None:
+@pytest.mark.parametrize("is_doubted", [True, False])
+async def test_the_cursors_state_and_reason_and_doubt_come_back(lab: LedgerLab, *, is_doubted: bool) -> None:
     ledger = await lab.node("a")
     (term,) = await ledger.acquire([ALICE])
-    protected = Cursor(4, 2, CursorState.PROTECT, "a stranger")
-    assert await ledger.commit(LaneWrite(term, cursor_after=protected)) == APPLIED
+    first = Cursor(4, 2, is_doubted=not is_doubted)
+    protected = Cursor(4, 2, CursorState.PROTECT, "a stranger", is_doubted)
+    assert await ledger.commit(LaneWrite(term, cursor_after=first)) == APPLIED
+    assert await ledger.commit(LaneWrite(term, cursor_before=first, cursor_after=protected)) == APPLIED
     assert (await ledger.load(ALICE, queue_limit=1)).cursor == protected
 
 

@@ -34,6 +34,7 @@ class LedgerLab(Protocol):
 
     async def node(self, name: str) -> Ledger: ...
     async def pass_time(self, seconds: float) -> None: ...
+    async def begin_history(self) -> None: ...  # as when the server was promoted just now
     async def events(self, tx_id: UUID | None) -> list[str]: ...
     async def outcome(self, command_id: int) -> str | None: ...
 
@@ -48,6 +49,9 @@ class FakeLedgerLab:
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
+
+    async def begin_history(self) -> None:
+        self._database.fail_over(self._database.copied())
 
     async def events(self, tx_id: UUID | None) -> list[str]:
         return [row.event for row in self._database.journal_of(tx_id)]
@@ -81,12 +85,18 @@ class PostgresLedgerLab:
             "UPDATE signer_lease SET expires_at = expires_at - make_interval(secs => $1)", seconds
         )
         await self._pool.execute(
+            "UPDATE database_history SET began_at = began_at - make_interval(secs => $1)", seconds
+        )
+        await self._pool.execute(
             "UPDATE managed_tx SET valid_until = valid_until - make_interval(secs => $1),"
             " last_submit_at = last_submit_at - make_interval(secs => $1),"
             " next_resubmit_at = next_resubmit_at - make_interval(secs => $1)",
             seconds,
         )
         self.clock.advance(seconds)
+
+    async def begin_history(self) -> None:
+        await self._pool.execute("DELETE FROM database_history")  # no node has met it yet
 
     async def events(self, tx_id: UUID | None) -> list[str]:
         found = await self._pool.fetch(

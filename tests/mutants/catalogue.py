@@ -107,6 +107,31 @@ MUTANTS = [
         "the database loses commits",
     ),
     Mutant(
+        "a chain that shows nothing above our cursor ends the doubt",
+        send_flaws.doubt_without_fillers,
+        "a pool forgets some of what the database lost",
+    ),
+    Mutant(
+        "one filler for all that the database lost",
+        send_flaws.one_filler,
+        "a pool forgets most of what the database lost",
+    ),
+    Mutant(
+        "a request beside fillers that may lose",
+        send_flaws.fillers_not_waited_for,
+        "the database loses a signer's beginning, and nonces lag",
+    ),
+    Mutant(
+        "a signer that was forgotten is a new one",
+        database_flaws.forgotten_signers_are_new,
+        "the database loses a signer's beginning",
+    ),
+    Mutant(
+        "a doubt that lives in memory only",
+        database_flaws.doubt_in_memory,
+        "the database loses commits, people write the cursor, and owners die",
+    ),
+    Mutant(
         "a database that lost commits gives a token again",
         database_flaws.token_without_its_timeline,
         "the database loses commits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fencepost.application import step
@@ -180,6 +181,23 @@ def claims_without_key(_ledger: FakeLedger, stored: Sequence[ManagedTx]) -> tupl
 def token_without_its_timeline() -> list[Change]:
     """A promoted replica counts on from what it knows."""
     return [(FakeDatabase, "next_token", lambda _, lease: lease.token + 1)]
+
+
+def forgotten_signers_are_new() -> list[Change]:
+    """Who has no cursor never had one."""
+    return [(FakeLedger, "_is_history_young", lambda _: False)]
+
+
+def doubt_in_memory() -> list[Change]:
+    """Nobody writes down that a cursor is doubted."""
+    honest = FakeLedger._apply
+
+    def apply(self: FakeLedger, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
+        after = write.cursor_after
+        sure = None if after is None else replace(after, is_doubted=False)
+        honest(self, write.changed(cursor_after=sure), stored)
+
+    return [(FakeLedger, "_apply", apply)]
 
 
 def taken_before_its_end() -> list[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fencepost.lab.sim.plan import MIXED, TTL_S, Asked, Fault, Plan, Setup
@@ -29,14 +30,14 @@ def _plan(
     *faults: Fault,
     requests: int = 4,
     every_s: float = 1.5,
-    by_handlers: bool = False,
+    by_handlers: Collection[int] = (),
     length_s: float = 45.0,
     variants: int = 1,
     **setup: object,
 ) -> tuple[Plan, ...]:
     """Variants differ in how long each call takes, and so in who comes first."""
     asked = tuple(
-        Asked(number=number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=by_handlers)
+        Asked(number=number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=number in by_handlers)
         for number in range(1, requests + 1)
     )
     chosen = replace(_SETUP, **setup)  # type: ignore[arg-type]  # fields by name
@@ -72,6 +73,24 @@ def _woken_during_the_take_over() -> tuple[Plan, ...]:
             *_both("pause_before", "commit", nth, length_s=length_s),
             requests=20,
             length_s=50.0,
+        )
+    )
+
+
+def _pool_forgets_what_was_lost(at_s: float, lost_s: float, *, evicted: int) -> tuple[Plan, ...]:
+    """Functions that nobody has any more get no nonce again: what is asked for next moves down to theirs."""
+    return tuple(
+        plan
+        for size in range(3)
+        for kept in range(evicted + 1)
+        for plan in _plan(
+            Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + 3.0),
+            *(Fault("evicted", at_s=at_s - 0.15 + 0.1 * n, size=size) for n in range(evicted)),
+            Fault("fail_over", at_s=at_s, length_s=lost_s),
+            requests=14,
+            every_s=0.7,
+            length_s=30.0,
+            by_handlers=[number for number in range(1, 15) if number % (evicted + 1) != kept],
         )
     )
 
@@ -171,6 +190,54 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
             Fault("fail_over", at_s=at_s, length_s=lost_s), requests=14, length_s=30.0, max_in_flight=2
         )
     ),
+    "a pool forgets some of what the database lost": tuple(
+        plan
+        for at_s in (7.3, 8.1, 8.9)
+        for lost_s in (1.5, 2.5)
+        for plan in _pool_forgets_what_was_lost(at_s, lost_s, evicted=1)
+    ),
+    "a pool forgets most of what the database lost": tuple(
+        plan
+        for at_s in (8.9, 10.1, 11.7)
+        for lost_s in (2.5, 3.3)
+        for plan in _pool_forgets_what_was_lost(at_s, lost_s, evicted=2)
+    ),
+    "the database loses a signer's beginning": tuple(
+        plan
+        for at_s in (4.4, 6.1)
+        for begun_s in (1.52, 1.6, 1.7, 1.9)
+        for plan in _plan(
+            Fault("fail_over", at_s=at_s, length_s=at_s - begun_s), requests=3, every_s=0.4, length_s=30.0
+        )
+    ),
+    "the database loses a signer's beginning, and nonces lag": tuple(
+        plan
+        for at_s in (3.6, 4.4, 5.2)
+        for lost_s in (2.0, 3.0)
+        for plan in _plan(
+            Fault("nonce_lags", at_s=at_s - 0.5, length_s=9.0, size=9),
+            Fault("fail_over", at_s=at_s, length_s=lost_s),
+            requests=1,
+            length_s=30.0,
+        )
+    ),
+    "the database loses commits, people write the cursor, and owners die": tuple(
+        plan
+        for at_s in (9.3, 11.1, 13.7)
+        for lost_s in (2.5, 4.0)
+        for plan in _plan(
+            Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + 9.0),
+            Fault("fail_over", at_s=at_s, length_s=lost_s),
+            *(Fault("evicted", at_s=at_s + 0.1 * n, size=n) for n in range(3)),
+            Fault("asked", at_s=at_s + 2.5, flavour="pause"),
+            Fault("asked", at_s=at_s + 2.6, flavour="unpause"),
+            Fault("asked", at_s=at_s + 2.7, size=1, flavour="cancel"),
+            *(Fault("killed", at_s=at_s + 6.0, slot=slot, length_s=1.0) for slot in (0, 1)),
+            requests=16,
+            every_s=0.8,
+            length_s=35.0,
+        )
+    ),
     "a fork while nobody runs": _plan(
         Fault("fork_unwatched", at_s=14.0, length_s=3.0, size=6, flavour="included"),
         length_s=20.0,
@@ -227,7 +294,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     ),
     "owners of functions die": _plan(
         *(f for nth in (1, 2) for f in _both("crash_before", "sign", nth, length_s=2.0)),
-        by_handlers=True,
+        by_handlers=range(1, 5),
         length_s=60.0,
     ),
     "leases come and go": _plan(*_often("hand_over", every_s=3.0, times=10), requests=10, idle_release_s=3.0),

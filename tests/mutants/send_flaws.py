@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fencepost.application import allocate, broadcast, escalate, intervene, reconcile, sequence, track
+from fencepost.application import allocate, broadcast, escalate, holes, intervene, reconcile, sequence, track
 from fencepost.application import attempts as attempts_module
 from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.ports import Cursor, TxChange
@@ -184,7 +184,31 @@ def adopted_at_first_sight() -> list[Change]:
 
 def history_trusted() -> list[Change]:
     """Whether the database lost commits is nobody's business."""
-    return [(reconcile, "same_history", lambda _token, _other: True)]
+    return [(reconcile, "recall_doubt", lambda _lane, _state: None)]
+
+
+def doubt_without_fillers() -> list[Change]:
+    """When the chain stands where our cursor does, all is well."""
+
+    async def fill_doubt(lane: Lane, cursor: Cursor) -> None:
+        await lane.commit(cursor=replace(cursor, is_doubted=False), op="trust")
+
+    return [(sequence, "_fill_doubt", fill_doubt)]
+
+
+def one_filler() -> list[Change]:
+    """What is hidden above one gap comes to light when it is closed; what is hidden above two does not."""
+    honest = holes.fillers
+
+    async def fillers(lane: Lane, nonces: Sequence[int]) -> list[TxChange]:
+        return await honest(lane, nonces[:1])
+
+    return [(sequence, "fillers", fillers)]
+
+
+def fillers_not_waited_for() -> list[Change]:
+    """They will be mined, what else."""
+    return [(sequence, "_fillers_wait", lambda _lane: False)]
 
 
 def cancelled_at_once() -> list[Change]:

@@ -24,6 +24,7 @@ UNFENCED = {
     "accept_requests": {"managed_tx", "journal_sheet", "signer_use"},
     "ask_command": {"lane_command"},
     "ask_with_audit": {"lane_command", "audit"},
+    "history_begins": {"database_history"},
     "key_insert": {"api_key", "audit"},
     "key_revoke": {"api_key", "audit"},
     "lease_acquire": {"signer_lease"},

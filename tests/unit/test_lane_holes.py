@@ -178,4 +178,7 @@ async def test_the_next_owner_sends_fillers_that_a_node_forgot(bench: Bench) -> 
     bench.chain.sent.clear()
     await bench.request()
     await other.turn()
+    assert bench.sent_nonces() == [0, 1]  # nothing gets a nonce while they wait
+    bench.chain.mine(2)
+    await other.turn(2)
     assert bench.sent_nonces() == [0, 1, 2]

@@ -6,6 +6,7 @@ or of a chain that was set back. When a person says so, fillers take its nonces:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -42,7 +43,7 @@ async def find_hole(lane: Lane, cursor: Cursor) -> Hole:
     return Hole(nonces, left=len(candidates) - len(held) - len(nonces), on_chain=on_chain)
 
 
-async def fillers(lane: Lane, hole: Hole) -> list[TxChange]:
+async def fillers(lane: Lane, nonces: Sequence[int]) -> list[TxChange]:
     """One transaction a nonce, signed: they are stored and allocated in one write, and then go the way of all others."""
     fees = await attempts.quote(lane)
     gas = await attempts.filler_gas(lane)
@@ -50,14 +51,14 @@ async def fillers(lane: Lane, hole: Hole) -> list[TxChange]:
         ManagedTx(
             new_tx_id(), lane.signer, seq=0, kind=Kind.FILLER, intent=Intent(Call(to=lane.signer.address))
         )
-        for _ in hole.nonces
+        for _ in nonces
     ]
     wanted = [
         attempts.unsigned(lane, tx, nonce=nonce, gas=gas, fees=fees, purpose=Purpose.FILLER)
-        for tx, nonce in zip(made, hole.nonces, strict=True)
+        for tx, nonce in zip(made, nonces, strict=True)
     ]
     signed = await attempts.sign(lane, wanted, numbers=[1] * len(wanted), purpose=Purpose.FILLER)
     return [
         lane.change(tx, partial(managed.allocated, nonce=nonce, attempt=attempt))
-        for tx, nonce, attempt in zip(made, hole.nonces, signed, strict=True)
+        for tx, nonce, attempt in zip(made, nonces, signed, strict=True)
     ]

@@ -193,7 +193,7 @@ async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str
         outcome = f"fill does not apply: the chain's nonce is {hole.on_chain}, ours is {cursor.next_nonce}, no hole between"
         await _answer(lane, command, outcome)
         return
-    made = await fillers(lane, hole)
+    made = await fillers(lane, hole.nonces)
     outcome = f"active, fill: fillers take {len(made)} nonces, {hole.nonces[0]} to {hole.nonces[-1]}"
     if hole.left:
         outcome += f"; {hole.left} more are missing: protect and fill again when these are mined"
@@ -214,7 +214,6 @@ async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str
 def _begin_anew(lane: Lane) -> None:
     lane.suspicions.clear()
     lane.ahead_looked_s = None  # a person has looked, and decided
-    lane.is_first_of_history = lane.doubts_history = False
     lane.reconciled = False  # what the chain says is read again before anything goes out
 
 

@@ -74,6 +74,7 @@ class Policy:
     start_from: int | Literal["chain"] = 0
     max_in_flight: int = 16
     chain_query: Literal["off", "pending", "latest"] = "pending"
+    failover_loses_commits: bool = True
     state_timeout_s: float = 30.0
     resubmit_enabled: bool = True
     resubmit_interval_s: float = 60.0
@@ -135,13 +136,11 @@ class Lane:
     ahead_looked_s: float | None = None  # the last look showed the chain's nonce above ours: no new ones
     ahead_for_s: float = 0.0  # how long that has been so
     ahead_nonce: int = 0  # the least that was seen meanwhile
-    is_first_of_history: bool = False  # the cursor was written before the database may have lost commits
-    doubts_history: bool = False  # the database may have lost nonces of ours: no new ones either
+    doubts_history: bool = False  # bytes that the database lost may still be mined: no new nonces either
+    has_doubted: bool = False  # in this term, now or before: a chain that is ahead of us is an alarm
     chain_checked_at_s: float | None = None
     receipt_checked_at_s: float | None = None
-    suspicions: dict[int, int] = field(
-        default_factory=dict
-    )  # nonce → how often it looked consumed by a stranger
+    suspicions: dict[int, int] = field(default_factory=dict)  # nonce → how often it looked a stranger's
     judged_at_s: float | None = None  # the last look that counted for that
     quoted: tuple[float, Fees] | None = None
     seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
@@ -380,7 +379,7 @@ async def protect(lane: Lane, reason: str) -> None:
         return
     await lane.write_held()  # what went out before the alarm is told before it
     start = lane.policy.start_from if isinstance(lane.policy.start_from, int) else 0
-    base = lane.cursor or Cursor(next_nonce=start, start_nonce=start)
+    base = lane.cursor or Cursor(start, start, is_doubted=lane.doubts_history)
     cursor = replace(base, state=CursorState.PROTECT, reason=reason[:2000])
     await lane.commit(cursor=cursor, entries=[Entry("Protect", {"reason": reason})], op="protect")
     lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)

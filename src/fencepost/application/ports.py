@@ -159,10 +159,11 @@ class Cursor:
     start_nonce: int
     state: CursorState = CursorState.ACTIVE
     reason: str | None = None
+    is_doubted: bool = False  # bytes that the database lost may be out at the next nonces: `sequence.py`
 
     def past(self, count: int) -> Cursor:
         """After so many nonces more."""
-        return Cursor(self.next_nonce + count, self.start_nonce, self.state, self.reason)
+        return Cursor(self.next_nonce + count, self.start_nonce, self.state, self.reason, self.is_doubted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,10 @@ class Command:
     reason: str | None
 
 
+# For so long after a fail-over a signer without a cursor may have had one: a pool keeps bytes above a gap for three hours.
+YOUNG_HISTORY_S = 3 * 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class LaneState:
     """A signer as the ledger has it: nothing that a lane needs lives in memory alone."""
@@ -185,6 +190,7 @@ class LaneState:
     in_flight: tuple[ManagedTx, ...]  # live, with a nonce, by nonce
     queue: tuple[ManagedTx, ...]  # live, without one, by arrival; cut at the limit asked for
     cursor_token: int | None = None  # of the term that moved the cursor last
+    may_be_forgotten: bool = False  # it has no cursor, and the history is so young that it may have lost one
 
 
 class TxChange(Value, frozen=True):

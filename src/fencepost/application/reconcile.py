@@ -11,11 +11,10 @@ from functools import partial
 
 from fencepost.application.lane import Lane
 from fencepost.application.ports import Cursor
-from fencepost.application.sequence import compare_at_take_over
+from fencepost.application.sequence import compare_at_take_over, recall_doubt
 from fencepost.application.track import look_up
 from fencepost.domain import managed
 from fencepost.domain.confirmations import Standing, standing
-from fencepost.domain.lease import same_history
 from fencepost.domain.managed import ManagedTx
 from fencepost.errors import RpcUnavailable
 
@@ -34,11 +33,9 @@ async def reconcile(lane: Lane) -> None:
     state = await lane.ledger.load(lane.signer, queue_limit=limit)
     lane.adopt(state, queue_limit=limit)
     lane.suspicions.clear()
+    recall_doubt(lane, state)
     if lane.cursor is not None:
         latest = await lane.chain.nonce(lane.signer.address, "latest")
-        token = state.cursor_token
-        if token is not None and not same_history(token, lane.term.token):
-            lane.is_first_of_history = lane.doubts_history = True
         await compare_at_take_over(lane, latest=latest)
         await reopen_undone(lane, latest=latest)
     if lane.in_flight:

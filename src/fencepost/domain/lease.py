@@ -19,8 +19,8 @@ TRUSTED_SHARE = 0.6
 HISTORY_BITS = 40
 
 
-def same_history(token: int, other: int) -> bool:
-    return token >> HISTORY_BITS == other >> HISTORY_BITS
+def history_of(token: int) -> int:
+    return token >> HISTORY_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,12 @@ class Database:
     connect_timeout_s: float = setting(
         Duration(0.1, 5 * _MINUTE_S), "5s", "How long a new connection may take before it counts as failed."
     )
+    failover_loses_commits: bool = setting(
+        Flag(),
+        True,
+        "Whether a server that takes over may lack the last commits. After a fail-over a signer then fills as many nonces"
+        " as its window is wide before it goes on. Off only where every commit waits for the replica that takes over.",
+    )
     migrate_on_start: bool = setting(
         Flag(), True, "Whether a starting node brings the schema up to date; off, it refuses an old schema."
     )

@@ -17,16 +17,16 @@ def lane_row(write: LaneWrite) -> tuple[Any, ...]:
     signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
     expected = (before.next_nonce, before.state) if before is not None else (None, None)
     if after is None:
-        nothing = (None,) * 4
-        return (signer.chain_id, signer.address, write.term.token, False, *expected, *nothing)
+        nothing = (None,) * 5
+        return (signer.chain_id, signer.address, write.term.token, *expected, *nothing)
     return (
         signer.chain_id,
         signer.address,
         write.term.token,
-        True,
         *expected,
         after.next_nonce,
         after.start_nonce,
+        after.is_doubted,
         after.state,
         after.reason,
     )

@@ -36,7 +36,7 @@ from fencepost.application.ports import (
 )
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer
-from fencepost.domain.lease import Term
+from fencepost.domain.lease import Term, history_of
 from fencepost.domain.managed import ManagedTx
 
 _log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class PostgresLedger:
         )
         self._accepting = Accepting(pool, clock=clock, node=node)
         self._loading = Loading(pool, clock)
+        self._history: int | None = None  # the one that is known to be written down
 
     async def drain(self) -> None:
         await self._commits.drain()
@@ -140,6 +141,11 @@ class PostgresLedger:
             if terms:
                 chains, addresses = rows.signer_arrays([term.signer for term in terms])
                 await connection.execute(sql("lease_record_terms"), chains, addresses, self._incarnation)
+                history = history_of(terms[0].token)
+                if history != self._history:
+                    await connection.execute(sql("history_begins"), history)
+        if terms:
+            self._history = history
         return terms
 
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:

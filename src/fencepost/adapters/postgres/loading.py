@@ -16,7 +16,7 @@ from fencepost.adapters.postgres import rows
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.application.ports import Clock, Command, Cursor, LaneState
+from fencepost.application.ports import YOUNG_HISTORY_S, Clock, Command, Cursor, LaneState
 from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.states import CursorState
@@ -68,12 +68,16 @@ class Loading:
         for tx in await self.with_attempts(await self._pool.fetch(sql("load_in_flight"), *signers)):
             in_flight[tx.signer].append(tx)
         queues = await self._load_queues(wanted)
+        is_young = len(cursors) < len(wanted) and await self._pool.fetchval(
+            sql("history_is_young"), YOUNG_HISTORY_S
+        )
         return [
             LaneState(
                 cursor=_cursor(row) if (row := cursors.get(signer)) is not None else None,
                 in_flight=tuple(in_flight[signer]),
                 queue=tuple(queue),
                 cursor_token=row["fencing_token"] if row is not None else None,
+                may_be_forgotten=is_young and row is None,
             )
             for (signer, _), queue in zip(wanted, queues, strict=True)
         ]
@@ -110,4 +114,5 @@ def _cursor(row: rows.Row) -> Cursor:
         start_nonce=row["start_nonce"],
         state=CursorState(row["state"]),
         reason=row["reason"],
+        is_doubted=row["is_doubted"],
     )

@@ -64,6 +64,7 @@ class FakeDatabase:
     asked: dict[int, Asked] = field(default_factory=dict)
     journal: list[JournalRow] = field(default_factory=list)
     timeline: int = 0
+    history_began_s: float = float("-inf")
     session: int = 0  # connections of an earlier one are broken
 
     def of_signer(self, signer: Signer) -> list[ManagedTx]:
@@ -110,4 +111,5 @@ class FakeDatabase:
         self.nonces, self.hashes = replica.nonces, replica.hashes
         self.asked, self.journal = replica.asked, replica.journal
         self.timeline += 1
+        self.history_began_s = self.clock.now_s()
         self.restart()

@@ -68,10 +68,7 @@ def _done_all_the_same(world: World) -> Iterator[Violation]:
 
 
 def _done_twice(world: World) -> Iterator[Violation]:
-    """A request whose commit was lost may have been mined all the same; then it must not be mined again.
-
-    A sequence whose beginning was lost looks like one that never began: that is a limit, and stands in `sequence.py`.
-    """
+    """A request whose commit was lost may have been mined all the same; then it must not be mined again."""
     lost = world.records.lost
     if not lost:
         return
@@ -82,10 +79,9 @@ def _done_twice(world: World) -> Iterator[Violation]:
         for tx_hash, sender, _ in txs
         if tx_hash in effects
     )
-    excused = {signer.address for signer in world.records.begun_anew}
     for (sender, effect), count in times.items():
         is_filler = effect == effect_of(to=sender, value_wei=0, data="")
-        if count > 1 and effect in lost.values() and not is_filler and sender not in excused:
+        if count > 1 and effect in lost.values() and not is_filler:
             yield Violation(8, f"{effect!r} is mined twice: its commit was lost, its bytes were not", sender)
 
 
@@ -195,7 +191,8 @@ def _attempt_rows(world: World, tx: ManagedTx) -> Iterator[AttemptRow]:
 
 
 def _blocks(world: World) -> Iterator[ChainBlock]:
-    effects = {sent.tx.hash: sent.tx.effect for sent in world.records.sent}
+    # What was lost may have been signed again since, to the same bytes.
+    effects = world.records.lost | {sent.tx.hash: sent.tx.effect for sent in world.records.sent}
     for header, txs in world.chain.canonical():
         yield ChainBlock(
             header.number,

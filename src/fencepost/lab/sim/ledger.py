@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import (
     MOST_BEHIND,
+    YOUNG_HISTORY_S,
     Accepted,
     AcceptOutcome,
     Command,
@@ -208,7 +209,11 @@ class FakeLedger:
             in_flight=tuple(sorted(map(self._told, live), key=ManagedTx.held_nonce)),
             queue=tuple(await self.load_queue(signer, limit=queue_limit)),
             cursor_token=self.database.cursor_tokens.get(signer),
+            may_be_forgotten=signer not in self.database.cursors and self._is_history_young(),
         )
+
+    def _is_history_young(self) -> bool:
+        return self.database.clock.now_s() < self.database.history_began_s + YOUNG_HISTORY_S
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
         await asyncio.sleep(0)

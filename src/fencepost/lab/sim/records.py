@@ -57,7 +57,6 @@ class Records:
     deepest: dict[BlockHash, int] = field(default_factory=dict)  # how deep a block ever lay
     strangers: set[TxHash] = field(default_factory=set)
     lost: dict[TxHash, str] = field(default_factory=dict)  # stored once, and lost with its commit: its effect
-    begun_anew: set[Signer] = field(default_factory=set)  # whose cursor was lost as a whole
     may_fail: set[UUID] = field(default_factory=set)  # somebody gave a reason
     _issued: dict[Signer, int] = field(default_factory=dict)  # the largest token ever, lost or not
     _held: dict[Signer, _Held] = field(default_factory=dict)
@@ -116,7 +115,8 @@ class Records:
     def about_to_write(self, write: LaneWrite, *, is_trusted: bool) -> None:
         if (write.term.signer, write.term.token) in self._over:
             self.violated(13, f"token {write.term.token} goes on after it was fenced", write.term.signer)
-        gives_nonces = any(c.before.nonce is None and c.after.nonce is not None for c in write.changes)
+        changes = (*write.changes, *write.fillers)
+        gives_nonces = any(c.before.nonce is None and c.after.nonce is not None for c in changes)
         if gives_nonces and not is_trusted:
             self.violated(UNNUMBERED, "nonces were given under a lease that nobody trusts", write.term)
 
@@ -133,7 +133,7 @@ class Records:
         held = self._held[signer]
         if (held.token, held.incarnation) != (token, incarnation):
             self.violated(13, f"token {token} wrote under token {held.token}", signer)
-        for change in write.changes:
+        for change in (*write.changes, *write.fillers):
             self.written_by[change.after.tx_id] = (token, self.xid)
             self._claims[token, change.after.tx_id] += any(e.event == "Resubmit" for e in change.entries)
             for attempt in change.after.attempts:
@@ -178,7 +178,6 @@ class Records:
         }
         self.may_fail |= {tx.tx_id for tx in gone.values()}
         self.lost |= {tx_hash: _effect(tx, tx_hash) for tx_hash, tx in gone.items()}
-        self.begun_anew |= before.cursors.keys() - data.cursors.keys()
         self.sent = [sent for sent in self.sent if sent.tx.hash not in gone]
         del self.marks[len(data.journal) :]
         self.written_by = dict(written_by)

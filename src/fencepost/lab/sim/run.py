@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from fencepost.domain.managed import Kind
 from fencepost.domain.states import State
 from fencepost.errors import FencepostError
 from fencepost.lab.checker import Violation
@@ -53,13 +54,14 @@ def run_plan(plan: Plan, *, with_trace: bool = False) -> Outcome:
         except Runaway as error:
             world.records.violated(14, f"it does not end: {error}", "the whole run")
     violations = judge(world)
-    states = Counter(tx.state for tx in world.database.txs.values())
+    asked = [tx for tx in world.database.txs.values() if tx.kind is not Kind.FILLER]
+    states = Counter(tx.state for tx in asked)
     return Outcome(
         plan=plan,
         violations=tuple(violations),
         simulated_s=world.loop.time() - began_s,
         faults=world.records.counts,
-        requests=len(world.database.txs),
+        requests=len(asked),
         confirmed=states[State.CONFIRMED],
         trace=tuple(_line(began_s, entry) for entry in world.records.trace) if with_trace else (),
     )

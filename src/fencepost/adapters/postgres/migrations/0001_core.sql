@@ -44,6 +44,16 @@ CREATE TABLE lease_term (
   PRIMARY KEY (chain_id, signer, fencing_token)
 );
 
+-- The histories of the database that nodes have met, by timeline: a promoted server begins a new one, and may have lost
+-- the cursor of a signer that looks new. The history that the tables were made in has lost nothing of them.
+CREATE TABLE database_history (
+  timeline  bigint      PRIMARY KEY,
+  began_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+INSERT INTO database_history (timeline, began_at)
+SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint, '-infinity';
+
 CREATE DOMAIN cursor_state AS text CHECK (VALUE IN ('ACTIVE', 'PAUSED', 'PROTECT'));
 
 CREATE TABLE signer_nonce_cursor (
@@ -51,6 +61,7 @@ CREATE TABLE signer_nonce_cursor (
   signer         address        NOT NULL,
   next_nonce     natural_number NOT NULL,
   start_nonce    natural_number NOT NULL,
+  is_doubted     boolean        NOT NULL DEFAULT false, -- bytes whose commit was lost may be out at the next nonces
   state          cursor_state   NOT NULL DEFAULT 'ACTIVE',
   reason         prose,
   fencing_token  bigint         NOT NULL,
@@ -237,11 +248,11 @@ CREATE TYPE lane_write AS (
   chain_id       bigint,
   signer         text,
   token          bigint,
-  moves_cursor   boolean,
   next_expected  bigint,
   state_expected text,
-  next_nonce     bigint,
+  next_nonce     bigint, -- NULL: the cursor stays as it is
   start_nonce    bigint,
+  is_doubted     boolean,
   cursor_state   text,
   reason         text
 );
@@ -299,15 +310,17 @@ BEGIN
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
-  IF lane.moves_cursor THEN
+  IF lane.next_nonce IS NOT NULL THEN
     IF lane.next_expected IS NULL THEN
-      INSERT INTO signer_nonce_cursor (chain_id, signer, next_nonce, start_nonce, state, reason, fencing_token)
-      VALUES (lane.chain_id, lane.signer, lane.next_nonce, lane.start_nonce, lane.cursor_state, lane.reason, lane.token)
+      INSERT INTO signer_nonce_cursor
+             (chain_id, signer, next_nonce, start_nonce, is_doubted, state, reason, fencing_token)
+      VALUES (lane.chain_id, lane.signer, lane.next_nonce, lane.start_nonce, lane.is_doubted, lane.cursor_state,
+              lane.reason, lane.token)
           ON CONFLICT DO NOTHING;
     ELSE
       UPDATE signer_nonce_cursor k
-         SET next_nonce = lane.next_nonce, start_nonce = lane.start_nonce, state = lane.cursor_state,
-             reason = lane.reason, fencing_token = lane.token, updated_at = clock_timestamp()
+         SET next_nonce = lane.next_nonce, start_nonce = lane.start_nonce, is_doubted = lane.is_doubted,
+             state = lane.cursor_state, reason = lane.reason, fencing_token = lane.token, updated_at = clock_timestamp()
        WHERE k.chain_id = lane.chain_id AND k.signer = lane.signer
          AND k.next_nonce = lane.next_expected AND k.state = lane.state_expected;
     END IF;

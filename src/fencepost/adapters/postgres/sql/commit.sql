@@ -7,11 +7,11 @@ WITH lane AS MATERIALIZED (
          unnest($2::text::bigint[]) AS chain_id,
          unnest($3::text::text[]) AS signer,
          unnest($4::text::bigint[]) AS token,
-         unnest($5::text::bool[]) AS moves_cursor,
-         unnest($6::text::bigint[]) AS next_expected,
-         unnest($7::text::text[]) AS state_expected,
-         unnest($8::text::bigint[]) AS next_nonce,
-         unnest($9::text::bigint[]) AS start_nonce,
+         unnest($5::text::bigint[]) AS next_expected,
+         unnest($6::text::text[]) AS state_expected,
+         unnest($7::text::bigint[]) AS next_nonce, -- NULL: the cursor stays as it is
+         unnest($8::text::bigint[]) AS start_nonce,
+         unnest($9::text::bool[]) AS is_doubted,
          unnest($10::text::text[]) AS cursor_state,
          unnest($11::text[]) AS reason
 ), held AS MATERIALIZED (
@@ -49,19 +49,20 @@ WITH lane AS MATERIALIZED (
 ), judged AS MATERIALIZED (
   SELECT h.*,
          h.lane NOT IN (SELECT c.lane FROM change c WHERE c.stands IS NOT TRUE)
-         AND (NOT h.moves_cursor
+         AND (h.next_nonce IS NULL
               OR (k.next_nonce IS NOT DISTINCT FROM h.next_expected AND k.state IS NOT DISTINCT FROM h.state_expected))
          AS applies
     FROM held h
-    LEFT JOIN signer_nonce_cursor k ON k.chain_id = h.chain_id AND k.signer = h.signer AND h.moves_cursor
+    LEFT JOIN signer_nonce_cursor k ON k.chain_id = h.chain_id AND k.signer = h.signer AND h.next_nonce IS NOT NULL
 ), cursors AS (
-  INSERT INTO signer_nonce_cursor AS k (chain_id, signer, next_nonce, start_nonce, state, reason, fencing_token)
-  SELECT g.chain_id, g.signer, g.next_nonce, g.start_nonce, g.cursor_state, g.reason, g.token
+  INSERT INTO signer_nonce_cursor AS k (chain_id, signer, next_nonce, start_nonce, is_doubted, state, reason, fencing_token)
+  SELECT g.chain_id, g.signer, g.next_nonce, g.start_nonce, g.is_doubted, g.cursor_state, g.reason, g.token
     FROM judged g
-   WHERE g.applies AND g.moves_cursor
+   WHERE g.applies AND g.next_nonce IS NOT NULL
       ON CONFLICT (chain_id, signer) DO UPDATE
-     SET next_nonce = excluded.next_nonce, start_nonce = excluded.start_nonce, state = excluded.state,
-         reason = excluded.reason, fencing_token = excluded.fencing_token, updated_at = clock_timestamp()
+     SET next_nonce = excluded.next_nonce, start_nonce = excluded.start_nonce,
+         is_doubted = excluded.is_doubted, state = excluded.state, reason = excluded.reason,
+         fencing_token = excluded.fencing_token, updated_at = clock_timestamp()
 ), txs AS (
   -- By the place that was just looked up; the id is compared in a way that no index serves.
   UPDATE managed_tx t

@@ -43,6 +43,11 @@ SELECT s.chain_id, s.signer, s.fencing_token, s.owner_node, s.incarnation, s.acq
     ON s.chain_id = w.chain_id AND s.signer = w.signer
  WHERE s.incarnation = $3
 
+-- name: history_begins
+-- The first term of a history says when it began. Runs after lease_acquire, in its transaction.
+-- unfenced: a row that says when, and that nobody changes
+INSERT INTO database_history (timeline) VALUES ($1) ON CONFLICT DO NOTHING
+
 -- name: lease_renew
 -- Prolongs all terms of a node in one statement; a term whose place is missing from the answer is over.
 -- fenced: by its token, which is never in SET

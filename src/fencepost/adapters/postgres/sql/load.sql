@@ -1,8 +1,15 @@
 -- name: load_cursors
 -- Where the sequences of signers stand.
-SELECT c.chain_id, c.signer, c.next_nonce, c.start_nonce, c.state, c.reason, c.fencing_token
+SELECT c.chain_id, c.signer, c.next_nonce, c.start_nonce, c.is_doubted, c.state, c.reason, c.fencing_token
   FROM unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
   JOIN signer_nonce_cursor c ON c.chain_id = a.chain_id AND c.signer = a.signer
+
+-- name: history_is_young
+-- Whether the newest history of the database began less than so many seconds ago.
+SELECT NOT EXISTS (
+  SELECT 1 FROM database_history h
+   WHERE h.timeline = (SELECT max(timeline) FROM database_history)
+     AND h.began_at <= clock_timestamp() - make_interval(secs => $1))
 
 -- name: load_in_flight
 -- The live transactions of signers that have a nonce, by nonce.
