@@ -14,45 +14,39 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
 from typing import Literal
 
-_CHUNK_BYTES = 64 * 1024
+from fencepost.lab.wire import Link, Wire, laid
+
 _SYNC = b"S\x00\x00\x00\x04"  # the message that ends an implicit transaction
 Fault = Literal["none", "cut", "black_hole", "drop_answers", "hold_commits"]
 
 
-@dataclass(slots=True, eq=False)
-class _Link:
-    """One connection: both ends, and what is wrong with it alone."""
+class _Struck(Link):
+    """A connection, and what is wrong with it alone."""
 
-    node: asyncio.StreamWriter
-    server: asyncio.StreamWriter
-    fault: Fault = "none"
-    may_commit: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, here: asyncio.StreamWriter, there: asyncio.StreamWriter, fault: Fault) -> None:
+        super().__init__(here, there)
+        self.fault = fault
+        self.may_commit = asyncio.Event()
 
     def reset(self) -> None:
         self.may_commit.set()
-        self.node.transport.abort()
-        self.server.transport.abort()
+        super().reset()
 
 
-@dataclass(slots=True)
-class DbProxy:
-    server_port: int
-    host: str = "127.0.0.1"
-    port: int = 0
-    fault: Fault = "none"
-    delay_s: float = 0.0
-    _links: set[_Link] = field(default_factory=set)
+class DbProxy(Wire[_Struck]):
+    def __init__(self, server_port: int) -> None:
+        super().__init__("127.0.0.1", server_port)
+        self.fault: Fault = "none"
+        self.delay_s = 0.0
 
     def strike(self, fault: Fault, some: random.Random | None = None) -> None:
         """On all connections, open and to come; or, with dice, on about half of those that are open."""
         if some is None:
             self.fault = fault
-        for link in self._links:
+        for link in self.links:
             if some is None or some.random() < 0.5:  # noqa: PLR2004 - a coin each
                 link.fault = fault
                 link.may_commit.clear()
@@ -64,56 +58,37 @@ class DbProxy:
 
     @property
     def is_well(self) -> bool:
-        return self.fault == "none" and not self.delay_s and all(link.fault == "none" for link in self._links)
+        return self.fault == "none" and not self.delay_s and all(link.fault == "none" for link in self.links)
 
     def heal(self) -> None:
         self.fault = "none"
         self.delay_s = 0.0
-        for link in self._links:
+        for link in self.links:
             if link.fault == "hold_commits":
                 link.fault = "none"
                 link.may_commit.set()
             elif link.fault != "none":
                 link.reset()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.fault == "cut":
-            writer.transport.abort()
-            return
-        try:
-            there_reader, there_writer = await asyncio.open_connection(self.host, self.server_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        link = _Link(writer, there_writer, self.fault)
-        self._links.add(link)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(link, reader, there_writer, is_answer=False))
-                group.create_task(self._pass_on(link, there_reader, writer, is_answer=True))
-        finally:
-            self._links.discard(link)
-            link.reset()
+    @property
+    def refuses(self) -> bool:
+        return self.fault == "cut"
 
-    async def _pass_on(
-        self, link: _Link, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_answer: bool
-    ) -> None:
-        """Until either side ends; then both do."""
-        with suppress(OSError):
-            while chunk := await source.read(_CHUNK_BYTES):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
-                if link.fault == "black_hole" or (link.fault == "drop_answers" and is_answer):
-                    continue
-                if link.fault == "hold_commits" and not is_answer:
-                    chunk = await self._held(link, chunk, target)
-                if target.transport.is_closing():
-                    break
-                target.write(chunk)
-                await target.drain()
-        link.reset()
+    def linked(self, here: asyncio.StreamWriter, there: asyncio.StreamWriter) -> _Struck:
+        return _Struck(here, there, self.fault)
 
-    async def _held(self, link: _Link, chunk: bytes, target: asyncio.StreamWriter) -> bytes:
+    async def passed(
+        self, link: _Struck, chunk: bytes, target: asyncio.StreamWriter, *, is_answer: bool
+    ) -> bytes | None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if link.fault == "black_hole" or (link.fault == "drop_answers" and is_answer):
+            return b""
+        if link.fault == "hold_commits" and not is_answer:
+            return await self._held(link, chunk, target)
+        return chunk
+
+    async def _held(self, link: _Struck, chunk: bytes, target: asyncio.StreamWriter) -> bytes:
         """What is left to pass on once it may: the end of a transaction, if the chunk has one."""
         if not chunk.endswith(_SYNC):
             return chunk
@@ -123,14 +98,5 @@ class DbProxy:
         return _SYNC
 
 
-@asynccontextmanager
-async def db_proxy(server_port: int) -> AsyncIterator[DbProxy]:
-    made = DbProxy(server_port)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
-        yield made
-    finally:
-        server.close()
-        made.strike("cut")
-        await asyncio.sleep(0)  # the connections' tasks see their end
+def db_proxy(server_port: int) -> AbstractAsyncContextManager[DbProxy]:
+    return laid(DbProxy(server_port))

@@ -8,26 +8,20 @@ the caller does not know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
 
-_CHUNK_BYTES = 64 * 1024
+from fencepost.lab.wire import Link, Wire, laid
 
 
-@dataclass(slots=True)
-class Relay:
-    host: str
-    server_port: int
-    port: int = 0
-    is_cut: bool = False
-    _answers_to_lose: int = 0
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+class Relay(Wire[Link]):
+    def __init__(self, host: str, server_port: int) -> None:
+        super().__init__(host, server_port)
+        self.is_cut = False
+        self._answers_to_lose = 0
 
     def cut(self) -> None:
         self.is_cut = True
-        for writer in self._writers:
-            writer.transport.abort()
+        self.reset_all()
 
     def mend(self) -> None:
         self.is_cut = False
@@ -36,54 +30,21 @@ class Relay:
         """Of the next `count` answers, on whatever connection they come."""
         self._answers_to_lose = count
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut:
-            writer.transport.abort()
-            return
-        try:
-            there_reader, there_writer = await asyncio.open_connection(self.host, self.server_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        ends = {writer, there_writer}
-        self._writers |= ends
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(reader, there_writer, writer, answers=False))
-                group.create_task(self._pass_on(there_reader, writer, there_writer, answers=True))
-        finally:
-            self._writers -= ends
-            for end in ends:
-                end.transport.abort()
+    @property
+    def refuses(self) -> bool:
+        return self.is_cut
 
-    async def _pass_on(
-        self,
-        source: asyncio.StreamReader,
-        target: asyncio.StreamWriter,
-        other: asyncio.StreamWriter,
-        *,
-        answers: bool,
-    ) -> None:
-        """Until either side ends; then both do."""
-        with suppress(OSError, RuntimeError):  # uvloop says RuntimeError of a connection that was just cut
-            while chunk := await source.read(_CHUNK_BYTES):
-                if answers and self._answers_to_lose > 0:
-                    self._answers_to_lose -= 1
-                    break
-                target.write(chunk)
-                await target.drain()
-        target.transport.abort()
-        other.transport.abort()
+    def linked(self, here: asyncio.StreamWriter, there: asyncio.StreamWriter) -> Link:
+        return Link(here, there)
+
+    async def passed(
+        self, _link: Link, chunk: bytes, _target: asyncio.StreamWriter, *, is_answer: bool
+    ) -> bytes | None:
+        if is_answer and self._answers_to_lose > 0:
+            self._answers_to_lose -= 1
+            return None
+        return chunk
 
 
-@asynccontextmanager
-async def relay(host: str, port: int) -> AsyncIterator[Relay]:
-    made = Relay(host, port)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
-    try:
-        yield made
-    finally:
-        server.close()
-        made.cut()
-        await asyncio.sleep(0)
+def relay(host: str, port: int) -> AbstractAsyncContextManager[Relay]:
+    return laid(Relay(host, port))
