@@ -20,29 +20,14 @@ import pytest
 from fencepost.adapters.postgres import migrate
 from fencepost.dev.postgres import embedded_postgres
 from fix_anvil import TestChain
+from fix_client import run_fencepost
 from fix_postgres import run_folder, with_database
-
-NO_ENVIRONMENT: Mapping[str, str] = {}
-
-
-async def fencepost(
-    *arguments: str, env: Mapping[str, str] = NO_ENVIRONMENT, cwd: Path | None = None
-) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fencepost", *arguments,
-        env={**os.environ, **env}, cwd=cwd, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode()
 
 
 async def assert_refused(
-    *arguments: str, says: str, cwd: Path | None = None, env: Mapping[str, str] = NO_ENVIRONMENT
+    *arguments: str, says: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> None:
-    status, out, errors = await fencepost(*arguments, cwd=cwd, env=env)
+    status, out, errors = await run_fencepost(*arguments, cwd=cwd, env=env)
     assert status == 2, errors
     assert out == ""
     assert errors.startswith("fencepost: ")
@@ -89,7 +74,7 @@ async def test_nothing_listens_at_the_dsn(command: str) -> None:
 
 async def test_the_password_is_not_shown(dsn: str) -> None:
     wrong = dsn.replace(dsn.split(":")[2].split("@", maxsplit=1)[0], "not-the-secret")
-    status, out, errors = await fencepost("migrate", "--dsn", wrong)
+    status, out, errors = await run_fencepost("migrate", "--dsn", wrong)
     assert status == 2
     assert "refuses this user or password" in errors
     assert "not-the-secret" not in out + errors
@@ -158,7 +143,7 @@ async def test_a_door_to_the_world_needs_keys(dsn: str, anvil: TestChain) -> Non
 
 
 async def test_an_unknown_command_is_told_with_exit_code_2() -> None:
-    status, _, errors = await fencepost("upp")
+    status, _, errors = await run_fencepost("upp")
     assert status == 2
     assert "upp" in errors
 
@@ -204,7 +189,7 @@ async def test_doctor_finds_all_well(anvil: TestChain) -> None:
     key = {"FENCEPOST_KEY_0": anvil.private_keys[0].hex()}
     async with embedded_postgres(run_folder() / f"doctor-{os.getpid()}") as server:
         await migrate.apply(server.dsn)
-        status, out, errors = await fencepost(
+        status, out, errors = await run_fencepost(
             "doctor", "--json", "--dsn", server.dsn, "--rpc-url", anvil.rpc_url, env=key
         )
     assert status == 0, out + errors
@@ -214,7 +199,7 @@ async def test_doctor_finds_all_well(anvil: TestChain) -> None:
 
 
 async def test_doctor_finds_faults(dsn: str) -> None:
-    status, out, _ = await fencepost("doctor", "--json", "--dsn", dsn, "--rpc-url=http://127.0.0.1:1")
+    status, out, _ = await run_fencepost("doctor", "--json", "--dsn", dsn, "--rpc-url=http://127.0.0.1:1")
     assert status == 1
     faults = [row["detail"] for row in json.loads(out) if row["verdict"] == "fail"]
     assert any("127.0.0.1:1" in detail for detail in faults)
@@ -222,14 +207,14 @@ async def test_doctor_finds_faults(dsn: str) -> None:
 
 
 async def test_migrate_tells_what_it_did(empty_dsn: str) -> None:
-    status, out, _ = await fencepost("migrate", "status", "--json", "--dsn", empty_dsn)
+    status, out, _ = await run_fencepost("migrate", "status", "--json", "--dsn", empty_dsn)
     assert status == 0
     assert {row["state"] for row in json.loads(out)} == {"missing"}
-    status, out, _ = await fencepost("migrate", "--json", "--dsn", empty_dsn)
+    status, out, _ = await run_fencepost("migrate", "--json", "--dsn", empty_dsn)
     assert {row["state"] for row in json.loads(out)} == {"applied now"}
-    status, out, _ = await fencepost("migrate", "--json", "--dsn", empty_dsn)
+    status, out, _ = await run_fencepost("migrate", "--json", "--dsn", empty_dsn)
     assert {row["state"] for row in json.loads(out)} == {"applied"}
-    status, out, _ = await fencepost("migrate", "--sql")
+    status, out, _ = await run_fencepost("migrate", "--sql")
     assert "CREATE TABLE signer_lease" in out
 
 
@@ -241,6 +226,6 @@ async def test_a_node_that_may_not_migrate_refuses_an_old_schema(empty_dsn: str,
 
 
 async def test_help_names_every_command() -> None:
-    status, out, _ = await fencepost("--help")
+    status, out, _ = await run_fencepost("--help")
     assert status == 0
     assert all(command in out for command in ("up", "demo", "migrate", "doctor", "config", "version"))
