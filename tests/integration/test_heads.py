@@ -108,19 +108,20 @@ async def test_a_reorg_is_a_new_head(chain: FakeChain) -> None:
 
 
 async def test_an_outage_is_waited_out(chain: FakeChain, caplog: pytest.LogCaptureFixture) -> None:
-    class OutForOneCall:
+    class OutForThreeCalls:
         calls = 0
 
         async def head(self) -> Header:
             self.calls += 1
-            chain.offline = self.calls == 2
+            chain.offline = 2 <= self.calls <= 4
             return await chain.head()
 
-    async with watching(OutForOneCall(), poll_interval_s=SOON_S) as found:
+    async with watching(OutForThreeCalls(), poll_interval_s=SOON_S) as found:
         assert await number(found) == 0
         chain.mine()
         assert await number(found) == 1
-    assert "the head is unknown" in caplog.text
+    told = [record.getMessage() for record in caplog.records]
+    assert [words.partition(":")[0] for words in told] == ["the head is unknown", "the head is known again"]
 
 
 async def test_a_web_socket_hints(chain: FakeChain, publisher: Publisher) -> None:

@@ -8,8 +8,8 @@ Contract
   again after 0.5 s, doubling to 30 s. While it is up but silent the head is polled all the same, if seldom.
 - A set `nudge` says that a block is likely soon (something was just sent): without a WebSocket the head is then asked
   for at short, growing intervals, until it changes or the usual interval is reached.
-- A failed `head()` is logged and asked again; the iterator ends only by cancellation or `aclose()`. Use it under
-  `contextlib.aclosing`.
+- A failed `head()` is asked again; why is logged when it begins or changes, and so is its end. The iterator ends only by
+  cancellation or `aclose()`. Use it under `contextlib.aclosing`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,20 @@ async def watch_heads(
     nudge: asyncio.Event | None = None,
 ) -> AsyncGenerator[Header, None]:
     last: Header | None = None
+    why_unknown = ""
     nudge = nudge or asyncio.Event()
     async with _Hints(poll_interval_s=poll_interval_s, ws_url=ws_url, nudge=nudge) as hints:
         while True:
             try:
                 head = await source.head()
             except RpcError as error:
-                _log.warning("the head is unknown: %s", error)
+                if str(error) != why_unknown:
+                    why_unknown = str(error)
+                    _log.warning("the head is unknown: %s", why_unknown)
             else:
+                if why_unknown:
+                    why_unknown = ""
+                    _log.warning("the head is known again")
                 if last is None or head.hash != last.hash:
                     last = head
                     hints.calm_down()
