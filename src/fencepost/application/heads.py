@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from fencepost.application.block_receipts import BlockReceipts
 from fencepost.application.ports import Block, BlockTag, Chain, Header
 from fencepost.domain.confirmations import View
 from fencepost.domain.ids import BlockHash, Signer, TxHash
@@ -43,6 +44,7 @@ class ChainWatch:
     awaited: dict[TxHash, Signer] = field(
         default_factory=dict
     )  # what lanes wait to see in a block, and whose
+    receipts: BlockReceipts = field(default_factory=BlockReceipts)
     on_change: Callable[[HeadChange], None] = lambda _change: None
     _hashes: dict[int, BlockHash] = field(default_factory=dict)
     _head: int = -1

@@ -56,6 +56,10 @@ class Chain(Protocol):
 
     async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]: ...
 
+    async def block_receipts(self, number: int) -> Sequence[Receipt] | None:
+        """All of a block, in one question. None where that can't be had, or the block isn't there: ask by hash."""
+        ...
+
     async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
         """Both in the time of one question. None is no more than "not seen"; a receipt's block may be above the head."""
         ...

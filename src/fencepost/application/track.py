@@ -95,7 +95,7 @@ def _all_below(head: int, txs: Sequence[ManagedTx], found: Mapping[TxHash, Recei
 
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
     """Fetch the receipts of all attempts; record those whose block stands in the view."""
-    found = _found(lane, await lane.chain.receipts(_hashes(txs)))
+    found = _found(lane, await lane.watch.receipts.of(lane.chain, _hashes(txs)))
     recorded = await _record(lane, txs, found)
     missing = [tx for tx in txs if _receipt_of(tx, found) is None]
     if missing:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.ports import Clock, Header, Ledger
-from fencepost.domain.ids import Signer
+from fencepost.domain.ids import Signer, TxHash
 from fencepost.runtime.lanes import Lanes
 from fencepost.runtime.looping import IsDatabaseFailure, Trouble, is_broken_connection
 
@@ -144,13 +144,17 @@ class Following:
 
     def _tell_whose_hashes(self, chain_id: int, change: HeadChange) -> None:
         """What it costs grows with the blocks, not with the lanes that wait."""
-        awaited = self.watches[chain_id].awaited
+        watch = self.watches[chain_id]
+        awaited = watch.awaited
         for block in change.blocks:
+            ours: list[TxHash] = []
             for tx_hash in block.tx_hashes:
                 if (signer := awaited.get(tx_hash)) is None:
                     continue
                 if (lane := self.lanes.get(signer)) is not None:
                     lane.seen.add(tx_hash)
                     self.lanes.wake(signer)
+                    ours.append(tx_hash)
                 else:  # a lane that was lost wrote it at the last moment
                     del awaited[tx_hash]
+            watch.receipts.came(block, ours)

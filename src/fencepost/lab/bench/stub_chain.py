@@ -38,7 +38,7 @@ class StubChain:
                 self.block_of[tx_hash] = number
             self.pool = []
 
-    def answer(self, method: str, params: list[Any]) -> Any:  # noqa: C901 - a table of methods
+    def answer(self, method: str, params: list[Any]) -> Any:  # noqa: C901, PLR0912 - a table of methods
         match method:
             case "eth_sendRawTransaction":
                 tx_hash = "0x" + keccak256(bytes.fromhex(params[0][2:])).hex()
@@ -47,6 +47,13 @@ class StubChain:
                 return tx_hash
             case "eth_getTransactionReceipt":
                 return self._receipt(params[0])
+            case "eth_getBlockReceipts":
+                number = int(params[0], 16)
+                return (
+                    [self._receipt(tx_hash) for tx_hash in self.blocks[number]]
+                    if number < len(self.blocks)
+                    else None
+                )
             case "eth_getBlockByNumber":
                 return self._block(params[0])
             case "eth_chainId":

@@ -1,0 +1,91 @@
+"""Receipts of whole blocks, read once for all lanes: where most of a block is ours, one question is cheaper than many.
+
+Whoever asks first reads the block, and the others wait for that. What could not be read so is asked for by hash: this
+saves work, and is never needed. A block is known by its hash, so that receipts of a fork are not taken for its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fencepost.application.ports import Block, Chain
+from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.ids import TxHash
+from fencepost.domain.managed import Receipt
+from fencepost.errors import RpcError
+
+# With fewer of ours, or more of others than of ours, it is cheaper to ask by hash.
+LEAST_OURS = 16
+
+# Lanes look at a block soon after it came. One that was kept from it for longer asks by hash.
+MOST_BLOCKS = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """A block that is worth reading whole."""
+
+    ref: BlockRef
+    is_asked_for: bool = False
+    receipts: Mapping[TxHash, Receipt] = field(default_factory=dict)
+    has_been_read: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class BlockReceipts:
+    least_ours: int = LEAST_OURS
+    _blocks: list[_Whole] = field(default_factory=list)  # oldest first
+    _block_of: dict[TxHash, _Whole] = field(default_factory=dict)
+
+    def came(self, block: Block, ours: Sequence[TxHash]) -> None:
+        """The view shows a new block, and these in it are ours."""
+        if len(ours) < self.least_ours or 2 * len(ours) < len(block.tx_hashes):
+            return
+        if len(self._blocks) == MOST_BLOCKS:
+            oldest = self._blocks.pop(0)
+            self._block_of = {
+                tx_hash: whole for tx_hash, whole in self._block_of.items() if whole is not oldest
+            }
+        whole = _Whole(BlockRef(block.header.number, block.header.hash))
+        self._blocks.append(whole)
+        self._block_of.update(dict.fromkeys(ours, whole))
+
+    async def of(self, chain: Chain, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
+        """As the chain gives them; None for one that it has not."""
+        blocks = [self._block_of.get(tx_hash) for tx_hash in hashes]
+        for block in set(blocks):
+            if block is not None:
+                await _read(chain, block)
+        found = [
+            block.receipts.get(tx_hash) if block is not None else None
+            for block, tx_hash in zip(blocks, hashes, strict=True)
+        ]
+        missing = [index for index, receipt in enumerate(found) if receipt is None]
+        if missing:
+            asked = await chain.receipts([hashes[index] for index in missing])
+            for index, receipt in zip(missing, asked, strict=True):
+                found[index] = receipt
+        return found
+
+
+async def _read(chain: Chain, block: _Whole) -> None:
+    if block.is_asked_for:
+        await block.has_been_read.wait()
+        return
+    block.is_asked_for = True
+    try:
+        block.receipts = await _receipts_of(chain, block.ref)
+    finally:  # whoever waits for it goes on, also when the one who reads it is stopped
+        block.has_been_read.set()
+
+
+async def _receipts_of(chain: Chain, block: BlockRef) -> Mapping[TxHash, Receipt]:
+    try:
+        receipts = await chain.block_receipts(block.number)
+    except RpcError:
+        return {}
+    if receipts is None or any(receipt.block != block for receipt in receipts):
+        return {}
+    return {receipt.tx_hash: receipt for receipt in receipts}

@@ -1,0 +1,168 @@
+"""Receipts of a block that is mostly ours are read once, for everybody; in every other case by hash, as ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from fakes.bench import QUICK, Bench
+from fencepost.application.block_receipts import LEAST_OURS, MOST_BLOCKS, BlockReceipts
+from fencepost.application.ports import Block, Chain
+from fencepost.domain.states import State
+from fencepost.errors import RpcUnavailable
+
+COUNT = LEAST_OURS + 4
+
+
+class _Heard:
+    """The chain, and what it was asked; a question can be answered otherwise."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.asked: list[str] = []
+        self.otherwise: dict[str, Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("receipts", "block_receipts"):
+            self.asked.append(name)
+        return self.otherwise.get(name) or getattr(self._chain, name)
+
+
+class _Place:
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.heard = _Heard(self.bench.chain)
+        self.chain = cast("Chain", self.heard)
+        self.at = self.bench.node(replace(QUICK, max_in_flight=COUNT), chain=self.chain)
+        self.receipts = BlockReceipts()
+
+    async def block(self) -> Block:
+        """A new one, with so many of ours."""
+        await self.bench.requests(COUNT)
+        await self.at.turn()
+        block = self.bench.chain.mine()
+        assert len(block.tx_hashes) == COUNT
+        return block
+
+    async def require_all(self, block: Block) -> None:
+        """Each has its own, of this block."""
+        found = await self.receipts.of(self.chain, block.tx_hashes)
+        assert [receipt and receipt.tx_hash for receipt in found] == list(block.tx_hashes)
+        assert {receipt.block.hash for receipt in found if receipt} == {block.header.hash}
+
+
+@pytest.fixture
+def place() -> _Place:
+    return _Place()
+
+
+async def test_a_lane_ends_a_block_of_its_own_with_one_question(place: _Place) -> None:
+    tx_ids = await place.bench.requests(COUNT)
+    await place.at.turn()
+    place.bench.chain.mine(2)
+    place.heard.asked.clear()
+    await place.at.turn()
+    assert {place.bench.state(tx_id) for tx_id in tx_ids} == {State.CONFIRMED}
+    assert place.heard.asked == ["block_receipts"]
+
+
+async def test_many_who_ask_share_one_question(place: _Place) -> None:
+    block = await place.block()
+    place.receipts.came(block, block.tx_hashes)
+    found = await asyncio.gather(*(place.receipts.of(place.chain, [tx_hash]) for tx_hash in block.tx_hashes))
+    assert [receipt.tx_hash for (receipt,) in found if receipt] == list(block.tx_hashes)
+    assert place.heard.asked == ["block_receipts"]
+
+
+@pytest.mark.parametrize("ours", [LEAST_OURS - 1, 0])
+async def test_a_few_are_asked_for_by_hash(place: _Place, ours: int) -> None:
+    block = await place.block()
+    place.receipts.came(block, block.tx_hashes[:ours])
+    await place.require_all(block)
+    assert place.heard.asked == ["receipts"]
+
+
+async def test_a_block_that_is_mostly_of_others_is_not_read_whole(place: _Place) -> None:
+    block = await place.block()
+    crowded = block.changed(tx_hashes=(*block.tx_hashes, *(f"0x{other:064x}" for other in range(COUNT + 1))))
+    place.receipts.came(crowded, block.tx_hashes)
+    await place.require_all(block)
+    assert place.heard.asked == ["receipts"]
+
+
+async def test_what_is_not_in_the_block_is_asked_for_besides(place: _Place) -> None:
+    earlier, block = await place.block(), await place.block()
+    place.heard.asked.clear()
+    place.receipts.came(block, block.tx_hashes)
+    found = await place.receipts.of(place.chain, [*earlier.tx_hashes[:1], *block.tx_hashes])
+    assert [receipt and receipt.block.number for receipt in found] == [earlier.header.number] + [
+        block.header.number
+    ] * COUNT
+    assert place.heard.asked == ["block_receipts", "receipts"]
+
+
+async def _none(_number: int) -> None:
+    return None
+
+
+async def _fails(_number: int) -> None:
+    raise RpcUnavailable("no answer")
+
+
+@pytest.mark.parametrize("answer", [_none, _fails])
+async def test_a_node_that_has_none_of_blocks_is_asked_by_hash(
+    place: _Place, answer: Callable[..., Any]
+) -> None:
+    block = await place.block()
+    place.heard.otherwise["block_receipts"] = answer
+    place.receipts.came(block, block.tx_hashes)
+    await place.require_all(block)
+    await place.require_all(block)
+    assert place.heard.asked == ["block_receipts", "receipts", "receipts"]
+
+
+async def test_receipts_of_another_fork_are_not_taken_for_those_of_the_block(place: _Place) -> None:
+    block = await place.block()
+    place.receipts.came(block, block.tx_hashes)
+    place.bench.chain.reorg(1, keep=block.tx_hashes[:1])
+    found = await place.receipts.of(place.chain, block.tx_hashes)
+    assert place.heard.asked == ["block_receipts", "receipts"]
+    assert [receipt is not None for receipt in found] == [True] + [False] * (COUNT - 1)
+    assert found[0] is not None
+    assert found[0].block.hash != block.header.hash
+
+
+async def test_whoever_waits_goes_on_when_the_one_who_reads_is_stopped(place: _Place) -> None:
+    block = await place.block()
+    begun = asyncio.Event()
+
+    async def never(_number: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    place.heard.otherwise["block_receipts"] = never
+    place.receipts.came(block, block.tx_hashes)
+    reader = asyncio.create_task(place.require_all(block))
+    await begun.wait()
+    waiter = asyncio.create_task(place.require_all(block))
+    await asyncio.sleep(0)
+    reader.cancel()
+    async with asyncio.timeout(5):
+        await waiter
+    assert place.heard.asked == ["block_receipts", "receipts"]
+
+
+async def test_only_the_newest_blocks_are_kept(place: _Place) -> None:
+    blocks = [await place.block() for _ in range(MOST_BLOCKS + 1)]
+    for block in blocks:
+        place.receipts.came(block, block.tx_hashes)
+    place.heard.asked.clear()
+    await place.require_all(blocks[0])
+    assert place.heard.asked == ["receipts"]
+    for block in blocks[1:]:
+        await place.require_all(block)
+    assert place.heard.asked == ["receipts"] + ["block_receipts"] * MOST_BLOCKS
