@@ -155,9 +155,9 @@ def lost_answer_is_no() -> list[Change]:
     """A commit whose answer is lost counts as not made, and nothing compares what is there with what was expected."""
     honest = step.step
 
-    async def go_on(lane: Lane) -> float | None:
+    async def go_on(lane: Lane, at_most: int) -> float | None:
         try:
-            return await honest(lane)
+            return await honest(lane, at_most)
         except OSError:
             return 0.5
 

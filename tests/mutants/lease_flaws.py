@@ -33,9 +33,9 @@ def trusts_for_ever() -> list[Change]:
 def goes_on_after_fenced() -> list[Change]:
     honest = step.step
 
-    async def go_on(lane: Lane) -> float | None:
+    async def go_on(lane: Lane, at_most: int) -> float | None:
         try:
-            return await honest(lane)
+            return await honest(lane, at_most)
         except Fenced:
             lane.reconciled = False
             return 1.0

@@ -67,7 +67,6 @@ def _lost(lost: Lost) -> dict[str, Any]:
         "requests": found.requests_lost,
         "sentAndForgotten": found.forgotten,
         "signersProtected": found.protected,
-        "signersBegunAgain": found.began_again,
         "quietWithinS": None if act.quiet_within_s is None else round(act.quiet_within_s, 1),
         "violations": len(found.violations),
     }
@@ -79,7 +78,7 @@ def lost_told(facts: dict[str, Any] | None) -> str:
     return (
         f"At the end a fail-over lost {facts['commits']} commits (try {facts['tries']}): {facts['requests']} acknowledged"
         f" requests are gone, {facts['sentAndForgotten']} transactions were sent and forgotten,"
-        f" {facts['signersProtected']} signers are in PROTECT for it, {facts['signersBegunAgain']} began anew;"
+        f" {facts['signersProtected']} signers are in PROTECT for it;"
         f" quiet after {facts['quietWithinS']} s, {facts['violations']} violations."
     )
 

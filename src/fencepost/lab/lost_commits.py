@@ -2,9 +2,8 @@
 
 What was acknowledged or stored while nothing was synced may be gone: that much is given up. All else is asked for: the
 fourteen invariants of what is left, and that nothing forgotten happens a second time. Bytes that were sent, and that no
-row knows of, are called forgotten; a signer that has some on the chain must be in PROTECT, and no other one may be.
-
-Known limit: a signer whose first use as a whole was lost looks like a new one. It is excused, and counted.
+row knows of, are called forgotten; a signer that has some on the chain must be in PROTECT, and no other one may be. That
+holds for a signer whose first use as a whole was lost, too, and which looks like a new one.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Found:
     requests_lost: int  # acknowledged, and gone
     forgotten: int  # transactions that were sent, and that no row knows of
     protected: int  # signers, because of those
-    began_again: int  # signers that look like new ones
 
 
 def judge(history: History, fail_over: FailOver) -> Found:
@@ -70,7 +68,6 @@ def judge(history: History, fail_over: FailOver) -> Found:
         requests_lost=sum(fail_over.may_have_lost(told.at_s) for told in gone),
         forgotten=len(left.forgotten),
         protected=len(warranted - history.victims),
-        began_again=len(left.began_again),
     )
 
 
@@ -80,13 +77,6 @@ class _Left:
         self.fail_over = fail_over
         self.protected = {cursor.signer for cursor in index.history.cursors if cursor.state == "PROTECT"}
         self.forgotten = _forgotten(index, fail_over)
-        known = {
-            line.signer
-            for line in index.history.lines
-            if line.token is not None and line.token <= fail_over.last_token
-        }
-        signers = {tx.signer for tx in self.forgotten.values()}
-        self.began_again = signers - known - self.protected
 
     def tokens(self) -> Iterator[tuple[str, str]]:
         began_s = {(term.signer, term.token): term.began_s for term in self.fail_over.issued}
@@ -120,7 +110,7 @@ class _Left:
         )
         wished = Counter((tx.signer, tx.effect) for tx in history.txs)
         for (signer, effect), count in mined.items():
-            if count > wished.get((signer, effect), 1) and signer not in self.began_again:
+            if count > wished.get((signer, effect), 1):
                 yield f"{effect!r} was mined {count} times", signer
 
     def protection(self) -> Iterator[tuple[str, str]]:
@@ -147,8 +137,7 @@ class _Left:
                 yield f"{sent.tx.hash} was sent under PROTECT", sent.tx.signer
 
     def _is_excused(self, tx: ChainTx) -> bool:
-        is_strange = tx.hash in self.index.history.strangers
-        return is_strange or tx.signer in self.protected or tx.signer in self.began_again
+        return tx.hash in self.index.history.strangers or tx.signer in self.protected
 
 
 def _forgotten(index: Index, fail_over: FailOver) -> dict[str, ChainTx]:
