@@ -30,24 +30,22 @@ class Sheets:
         self._details: list[Any] = []
 
     def of_signer(self, lane: int, entry: Entry) -> None:
-        self._begin((lane, None, (entry.event,), (None,)))
+        self._begin((lane, None, [(entry.event, None)]))
         self._tx_ids.append("NULL")
         self._details.append(entry.detail)
 
     def of_tx(self, lane: int, tx_id: str, entries: Sequence[Entry], state: State) -> None:
         """`state` is that of entries which name none."""
-        for start in range(0, len(entries), MOST_LINES):
-            told = entries[start : start + MOST_LINES]
-            heading = (
-                lane,
-                tx_id[:_MOMENT_CHARS],
-                tuple([entry.event for entry in told]),
-                tuple([entry.state or state for entry in told]),
-            )
-            if heading != self._heading or len(self._details) + len(told) > MOST_LINES:
-                self._begin(heading)
-            self._tx_ids.append(tx_id)
-            self._details += [entry.detail for entry in told]
+        if not 0 < len(entries) <= MOST_LINES:
+            for start in range(0, len(entries), MOST_LINES):
+                self.of_tx(lane, tx_id, entries[start : start + MOST_LINES], state)
+            return
+        words = [(entry.event, entry.state or state) for entry in entries]
+        heading = (lane, tx_id[:_MOMENT_CHARS], words)
+        if heading != self._heading or len(self._details) + len(words) > MOST_LINES:
+            self._begin(heading)
+        self._tx_ids.append(tx_id)
+        self._details += [entry.detail for entry in entries]
 
     def rows(self) -> list[Row]:
         self._begin(())
@@ -56,7 +54,8 @@ class Sheets:
     def _begin(self, heading: tuple[Any, ...]) -> None:
         """The sheet so far is whole."""
         if self._tx_ids:
-            lane, moment, events, states = self._heading
+            lane, moment, words = self._heading
+            events, states = zip(*words, strict=True)
             details = None
             if any(self._details):
                 details = msgspec.json.encode([detail or None for detail in self._details]).decode()

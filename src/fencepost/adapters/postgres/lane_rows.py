@@ -61,9 +61,11 @@ def change_row(tx_id: str, change: TxChange, now_s: float) -> tuple[Any, ...]:
 
 
 def _sends(before: ManagedTx, tx: ManagedTx) -> str | None:
-    if tx.attempts is before.attempts or not any(attempt.sent_count for attempt in tx.attempts):
-        return None
-    return encode_sends(tx.attempts)
+    if tx.attempts is not before.attempts:
+        for attempt in tx.attempts:
+            if attempt.sent_count:
+                return encode_sends(tx.attempts)
+    return None
 
 
 def filler_row(tx_id: str, change: TxChange) -> tuple[Any, ...]:

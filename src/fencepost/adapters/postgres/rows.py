@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -140,7 +141,15 @@ def encode_confirmations(blocks: Sequence[BlockRef]) -> str | None:
 
 
 def encode_sends(attempts: Sequence[Attempt]) -> str:
-    sends = [(attempt.sent_count, attempt.last_result, attempt.last_message[:2000]) for attempt in attempts]
+    return _encoded_sends(
+        tuple(
+            [(attempt.sent_count, attempt.last_result, attempt.last_message[:2000]) for attempt in attempts]
+        )
+    )
+
+
+@lru_cache(maxsize=256)  # nearly all of them say the same: sent once, and accepted
+def _encoded_sends(sends: tuple[tuple[int, SendCategory | None, str], ...]) -> str:
     return msgspec.json.encode(sends).decode()
 
 
