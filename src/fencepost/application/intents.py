@@ -6,7 +6,6 @@ Two payloads that mean the same have the same digest, so a retry with another sp
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 
@@ -14,48 +13,32 @@ from fencepost.domain.ids import Address
 from fencepost.domain.managed import Intent
 from fencepost.domain.transaction import AccessEntry, Call, Fees, TxType
 
-
-def to_payload(intent: Intent) -> dict[str, Any]:
-    """JSON of an intent; numbers that may pass 2⁵³ are decimal text."""
-    payload: dict[str, Any] = {"type": int(intent.type), "value": str(intent.call.value_wei)}
-    if intent.call.to is not None:
-        payload["to"] = intent.call.to
-    if intent.call.data:
-        payload["data"] = "0x" + intent.call.data.hex()
-    if intent.gas is not None:
-        payload["gas"] = intent.gas
-    if intent.fees is not None:
-        payload["fees"] = {"feeCap": str(intent.fees.fee_cap_wei), "tip": str(intent.fees.tip_wei)}
-    if intent.call.access_list:
-        payload["accessList"] = [
-            {"address": entry.address, "storageKeys": ["0x" + key.hex() for key in entry.storage_keys]}
-            for entry in intent.call.access_list
-        ]
-    return payload
+# Fields stand in the order of their names, which is how a payload is written; what is left out is not written.
+# Numbers that may pass 2⁵³ are decimal text.
 
 
-class _StoredFees(msgspec.Struct):
+class _Fees(msgspec.Struct, gc=False):
     fee_cap: str = msgspec.field(name="feeCap")
     tip: str
 
 
-class _StoredEntry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     address: str
     storage_keys: list[str] = msgspec.field(name="storageKeys")
 
 
-class _Stored(msgspec.Struct):
+class _Payload(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    access_list: tuple[_Entry, ...] = msgspec.field(name="accessList", default=())
+    data: str | None = None
+    fees: _Fees | None = None
+    gas: int | None = None
+    to: str | None = None
     type: int
     value: str
-    to: str | None = None
-    data: str | None = None
-    gas: int | None = None
-    fees: _StoredFees | None = None
-    access_list: list[_StoredEntry] = msgspec.field(name="accessList", default_factory=list)
 
 
-_encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_read = msgspec.json.Decoder(_Stored).decode
+_write = msgspec.json.Encoder().encode
+_read = msgspec.json.Decoder(_Payload).decode
 _TYPES = {int(tx_type): tx_type for tx_type in TxType}
 
 
@@ -66,14 +49,8 @@ def from_payload(text: str | bytes) -> Intent:
     call = Call(
         to=None if stored.to is None else Address(stored.to),
         value_wei=int(stored.value),
-        data=b"" if stored.data is None else bytes.fromhex(stored.data[2:]),
-        access_list=tuple(
-            AccessEntry(
-                address=Address(entry.address),
-                storage_keys=tuple(bytes.fromhex(key[2:]) for key in entry.storage_keys),
-            )
-            for entry in stored.access_list
-        ),
+        data=bytes.fromhex(stored.data[2:]) if stored.data else b"",
+        access_list=tuple([_entry_of(entry) for entry in stored.access_list]) if stored.access_list else (),
     )
     return Intent(
         call=call,
@@ -83,9 +60,31 @@ def from_payload(text: str | bytes) -> Intent:
     )
 
 
+def _entry_of(stored: _Entry) -> AccessEntry:
+    keys = tuple([bytes.fromhex(key[2:]) for key in stored.storage_keys])
+    return AccessEntry(address=Address(stored.address), storage_keys=keys)
+
+
 def canonical(intent: Intent) -> bytes:
     """What is stored of it."""
-    return _encode_sorted(to_payload(intent))
+    call, fees = intent.call, intent.fees
+    return _write(
+        _Payload(
+            access_list=tuple([_stored_entry(entry) for entry in call.access_list])
+            if call.access_list
+            else (),
+            data="0x" + call.data.hex() if call.data else None,
+            fees=None if fees is None else _Fees(fee_cap=str(fees.fee_cap_wei), tip=str(fees.tip_wei)),
+            gas=intent.gas,
+            to=call.to,
+            type=int(intent.type),
+            value=str(call.value_wei),
+        )
+    )
+
+
+def _stored_entry(entry: AccessEntry) -> _Entry:
+    return _Entry(address=entry.address, storage_keys=["0x" + key.hex() for key in entry.storage_keys])
 
 
 def digest(canonical_payload: bytes) -> bytes:
