@@ -6,7 +6,7 @@ import asyncio
 
 from fakes.bench import CHAIN_ID, Bench, BenchNode
 from fakes.cut import Cut, How
-from fencepost.runtime.lanes import FORK_KEPT_S
+from fencepost.runtime.forks import FORK_KEPT_S
 
 
 async def test_a_step_that_ends_fenced_leaves_the_newer_term_alone() -> None:
@@ -41,7 +41,7 @@ async def test_a_new_lane_begins_at_the_lowest_fork_that_is_not_too_old() -> Non
     at = bench.node()
     lanes = at.node.lanes
     now_s = 0.0
-    lanes.now_s = lambda: now_s
+    lanes.forks.now_s = lambda: now_s
     lanes.forked(bench.signer, 10)
     now_s = FORK_KEPT_S / 2
     lanes.forked(bench.signer, 70)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from fencepost.application import attempts
 from fencepost.application.lane import HandlerElsewhere, Lane
-from fencepost.application.ports import Cursor
+from fencepost.application.ports import Cursor, TxChange
 from fencepost.application.sequence import checked_cursor
 from fencepost.domain import managed
-from fencepost.domain.managed import Kind, ManagedTx, Purpose
+from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
 from fencepost.domain.states import CursorState
-from fencepost.domain.transaction import Fees
+from fencepost.domain.transaction import Fees, UnsignedTx
 from fencepost.domain.value import Value
 from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
 
@@ -29,7 +31,7 @@ FUNDS_RETRY_S = 5.0
 MOST_AT_ONCE = 256
 
 
-class _Priced(Value, frozen=True):
+class Priced(Value, frozen=True):
     tx: ManagedTx
     gas: int
     fees: Fees
@@ -52,20 +54,30 @@ async def allocate(lane: Lane, at_most: int = MOST_AT_ONCE) -> int:
     priced, refused = await _price(lane, batch)
     if not priced:
         return late + refused
-    wanted = [
+    wanted = to_be_signed(lane, cursor, priced)
+    signed = await attempts.sign(lane, wanted, numbers=[1] * len(wanted), purpose=Purpose.INTENT)
+    changes = allocations(lane, cursor, priced, signed)
+    lane.require_trust()
+    await lane.commit(changes, cursor=cursor.past(len(changes)), op="allocate")
+    return late + refused + len(changes)
+
+
+def to_be_signed(lane: Lane, cursor: Cursor, priced: Sequence[Priced]) -> list[UnsignedTx]:
+    return [
         attempts.unsigned(
             lane, item.tx, nonce=cursor.next_nonce + i, gas=item.gas, fees=item.fees, purpose=Purpose.INTENT
         )
         for i, item in enumerate(priced)
     ]
-    signed = await attempts.sign(lane, wanted, numbers=[1] * len(wanted), purpose=Purpose.INTENT)
-    changes = [
+
+
+def allocations(
+    lane: Lane, cursor: Cursor, priced: Sequence[Priced], signed: Sequence[Attempt]
+) -> list[TxChange]:
+    return [
         lane.change(item.tx, partial(managed.allocated, nonce=cursor.next_nonce + i, attempt=attempt))
         for i, (item, attempt) in enumerate(zip(priced, signed, strict=True))
     ]
-    lane.require_trust()
-    await lane.commit(changes, cursor=cursor.past(len(changes)), op="allocate")
-    return late + refused + len(changes)
 
 
 def _may_allocate(lane: Lane) -> bool:
@@ -108,14 +120,14 @@ async def _refuse_what_is_too_late(lane: Lane) -> int:
 # ---- what it costs
 
 
-async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[_Priced], int]:
+async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[Priced], int]:
     """Gas and fees for each, and how many would revert: those are refused here, before a nonce is spent.
 
     Order is kept: the first that can't be priced for a passing reason ends the batch.
     """
     quoted = await attempts.quote(lane)
     estimates = await _all_gas(lane, batch)
-    priced: list[_Priced] = []
+    priced: list[Priced] = []
     refusals = []
     for tx, estimate in zip(batch, estimates, strict=True):
         gas = estimate
@@ -129,10 +141,24 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[_Priced], int
             lane.observer.note("unfunded", signer=lane.signer, tx=tx.tx_id)
             break
         else:
-            priced.append(_Priced(tx, gas, fees))
+            priced.append(Priced(tx, gas, fees))
     if refusals:
         await lane.commit(refusals, op="refuse")
     return priced, len(refusals)
+
+
+def priced_at_once(lane: Lane, quoted: Fees, at_most: int) -> list[Priced] | None:
+    """As many of the queue's head as there is room for, if nobody need be asked about them; None: somebody must be."""
+    if lane.queue.too_late(lane.clock.now_s()):
+        return None
+    priced: list[Priced] = []
+    for tx in islice(lane.queue, max(0, min(room(lane), at_most))):
+        gas, fees = tx.intent.gas, tx.intent.fees or quoted
+        is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.policy.fee_cap_wei
+        if gas is None or not is_plain or _must_ask_for_gas(lane, tx):
+            return None
+        priced.append(Priced(tx, gas, fees))
+    return priced
 
 
 async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]:

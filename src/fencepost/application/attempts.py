@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fencepost.application.lane import Lane
 from fencepost.domain import fees as pricing
 from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
-from fencepost.domain.transaction import Call, Fees, TxType, UnsignedTx
+from fencepost.domain.transaction import Call, Fees, SignedTx, TxType, UnsignedTx
 from fencepost.errors import FencepostError, RpcError, WouldRevert
 
 # How long a fee quote serves all lanes' new attempts of a signer before the node is asked again.
@@ -71,7 +73,12 @@ async def sign(
     lane: Lane, wanted: list[UnsignedTx], *, numbers: list[int], purpose: Purpose
 ) -> list[Attempt]:
     """All or nothing: a key that fails half-way leaves no half-made batch."""
-    signed = await lane.keys.sign(lane.signer.address, wanted)
+    return made(wanted, await lane.keys.sign(lane.signer.address, wanted), numbers=numbers, purpose=purpose)
+
+
+def made(
+    wanted: Sequence[UnsignedTx], signed: Sequence[SignedTx], *, numbers: Sequence[int], purpose: Purpose
+) -> list[Attempt]:
     return [
         Attempt(number, purpose, tx.type, tx.gas, tx.fees, signed=bytes_)
         for tx, number, bytes_ in zip(wanted, numbers, signed, strict=True)

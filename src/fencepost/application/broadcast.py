@@ -7,6 +7,7 @@ no answer means that the bytes may be out. What follows from each answer stands 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from fencepost.application import attempts
@@ -41,7 +42,7 @@ async def broadcast(lane: Lane) -> int:
         unbuilt = [tx for tx in lane.unmined if not tx.attempts and tx.kind is Kind.HANDLER]
         if unbuilt:
             await _ask_handlers(lane, unbuilt)
-        waiting = [tx for tx in lane.unmined if is_waiting_to_be_sent(tx)]
+        waiting = waiting_to_be_sent(lane)
         if not waiting:
             break
         lane.require_trust()
@@ -51,14 +52,21 @@ async def broadcast(lane: Lane) -> int:
     return count
 
 
-async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
-    """The stored bytes of each, in one batch; then one commit for all that was answered, and only then an alarm.
+def waiting_to_be_sent(lane: Lane) -> list[ManagedTx]:
+    return [tx for tx in lane.in_flight.values() if is_waiting_to_be_sent(tx)]
 
-    Whether all went well, so that nothing follows from the answers.
+
+async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
+    """The stored bytes of each, in one batch. Whether all went well, so that nothing follows from the answers."""
+    return await take_answers(lane, txs, await lane.chain.send([tx.latest.signed for tx in txs]))
+
+
+async def take_answers(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> bool:
+    """One commit for all that was answered, and only then an alarm. Whether all went well.
+
     If all went well, the commit can wait: should it never come, the next owner sends the same bytes again.
     An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
     """
-    results = await lane.chain.send([tx.latest.signed for tx in txs])
     if not (lane.policy.fetch_receipt_upon_entry and lane.mines_at_once):  # then the lane looks for itself
         lane.watch.block_expected.set()
     now_s = lane.clock.now_s()
@@ -96,6 +104,11 @@ async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
 
 def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
     return answered[1] is not Action.PROTECT
+
+
+def went_well(tx: ManagedTx, result: SendResult) -> bool:
+    """Nothing follows from the answer."""
+    return _action(tx, result) is Action.TRACK
 
 
 def _action(tx: ManagedTx, result: SendResult) -> Action:

@@ -33,6 +33,7 @@ from fencepost.application.ports import (
     Ledger,
     Observer,
     TxChange,
+    Written,
 )
 from fencepost.application.queue import Queue
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -220,8 +221,12 @@ class Lane:
     def holds(self, tx_id: UUID) -> bool:
         return any(tx.tx_id == tx_id for tx in chain(self.queue, self.in_flight.values()))
 
+    @property
+    def is_trusted(self) -> bool:
+        return self.term.is_trusted(self.clock.now_s())
+
     def require_trust(self) -> None:
-        if not self.term.is_trusted(self.clock.now_s()):
+        if not self.is_trusted:
             raise Untrusted(f"the lease of {self.signer} was not renewed in time")
 
     async def commit(
@@ -234,46 +239,48 @@ class Lane:
         fillers: Sequence[TxChange] = (),
         op: str,
     ) -> list[ManagedTx]:
-        """Write, all or nothing; then remember. Gives the transactions as they are now.
-
-        What is held and due is written along.
-        """
-        late = self._due()
-        if late:
-            told = {change.before.tx_id for change in changes}
-            late = [change for change in late if change.before.tx_id not in told]
-        written = await self.ledger.commit(
-            LaneWrite(
-                term=self.term,
-                changes=(*late, *changes),
-                cursor_before=self.cursor,
-                cursor_after=cursor,
-                entries=tuple(entries),
-                done_commands=tuple(done_commands),
-                fillers=tuple(fillers),
-            )
+        """Write, all or nothing; then remember. Gives the transactions as they are now."""
+        write = self.write(
+            changes, cursor=cursor, entries=entries, done_commands=done_commands, fillers=fillers
         )
+        self.wrote(write, await self.ledger.commit(write), op=op)
+        return [change.after for change in (*changes, *fillers)]
+
+    def write(
+        self,
+        changes: Sequence[TxChange] = (),
+        *,
+        cursor: Cursor | None = None,
+        entries: Sequence[Entry] = (),
+        done_commands: Sequence[tuple[int, str]] = (),
+        fillers: Sequence[TxChange] = (),
+    ) -> LaneWrite:
+        """What is held and due is written along."""
+        if late := self.due():
+            told = {change.before.tx_id for change in changes}
+            changes = (*(change for change in late if change.before.tx_id not in told), *changes)
+        told_of_signer = tuple(entries), tuple(done_commands)
+        return LaneWrite(self.term, tuple(changes), self.cursor, cursor, *told_of_signer, tuple(fillers))
+
+    def wrote(self, write: LaneWrite, written: Written, *, op: str) -> None:
+        """The ledger has answered: remember what was written. What the lane holds is as before if it was refused."""
         if not written.lease_ok:
             self.observer.note("fenced", signer=self.signer, token=self.term.token, op=op)
             raise Fenced(f"the lease of {self.signer} has a newer term than {self.term.token} ({op})")
         if not written.applied:
             raise StateMoved(f"{self.signer} is not as remembered ({op})")
-        if cursor is not None:
-            self.cursor = cursor
-        made = [*changes, *fillers]
-        stored = [change.after for change in made]
-        self.queue.leave({change.before.tx_id for change in changes if _leaves_queue(change)})
-        for tx in stored:
-            self._remember(tx)
-        made += late
-        if self._held:
-            for change in made:
-                self._held.pop(change.before.tx_id, None)
-        self.observer.note(
-            "wrote", op=op, signer=self.signer, token=self.term.token, txs=[c.before.tx_id for c in made]
-        )
-        self._note_moves(made)
-        return stored
+        if write.cursor_after is not None:
+            self.cursor = write.cursor_after
+        made = (*write.changes, *write.fillers) if write.fillers else write.changes
+        self.queue.leave({change.before.tx_id for change in made if _leaves_queue(change)})
+        for change in made:
+            held = self._held.pop(change.before.tx_id, None) if self._held else None
+            if held is None or held.change is not change:  # else it was remembered when it happened
+                self._remember(change.after)
+        txs = [change.before.tx_id for change in made]
+        self.observer.note("wrote", op=op, signer=self.signer, token=self.term.token, txs=txs)
+        if moved := [change for change in made if change.before.state is not change.after.state]:
+            self.observer.note("moved", signer=self.signer, changes=moved, at_s=self.clock.now_s())
 
     # ---- what may be written later
 
@@ -289,25 +296,20 @@ class Lane:
         """When the first of what is held has to be written."""
         return min((held.write_by_s for held in self._held.values()), default=None)
 
-    def _due(self) -> list[TxChange]:
+    def due(self) -> list[TxChange]:
         if not self._held:
             return []
         now_s = self.clock.now_s()
         return [held.change for held in self._held.values() if held.write_by_s <= now_s]
 
     async def write_due(self) -> None:
-        if self._due():
+        if self.due():
             await self.commit(op="held")
 
     async def write_held(self) -> None:
         """All of it, due or not."""
         if self._held:
             await self.commit([held.change for held in self._held.values()], op="held")
-
-    def _note_moves(self, changes: Sequence[TxChange]) -> None:
-        moved = [change for change in changes if change.before.state is not change.after.state]
-        if moved:
-            self.observer.note("moved", signer=self.signer, changes=moved, at_s=self.clock.now_s())
 
     def _await_block_of(self, tx: ManagedTx) -> None:
         """Its hashes are looked for in every block until it is in one, and again when that block is gone."""

@@ -6,6 +6,7 @@ counted and logged. Each has a real adapter and a fake, and one contract suite r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,6 +86,9 @@ class Chain(Protocol):
         ...
 
 
+ToSign = tuple[Address, Sequence[UnsignedTx]]
+
+
 class KeyPort(Protocol):
     """Who signs. Signatures are deterministic: the same transaction gives the same bytes."""
 
@@ -93,6 +97,10 @@ class KeyPort(Protocol):
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         """All or nothing; raises `SigningError`, or `UnknownSigner` when the key isn't held here."""
         ...
+
+    async def sign_each(self, wanted: Sequence[ToSign]) -> Sequence[Sequence[SignedTx] | BaseException]:
+        """The same for several addresses: what one of them would have raised stands in its place."""
+        return await asyncio.gather(*(self.sign(*batch) for batch in wanted), return_exceptions=True)
 
 
 class Clock(Protocol):
@@ -271,6 +279,10 @@ class Ledger(Protocol):
         ...
 
     async def commit(self, write: LaneWrite) -> Written: ...
+
+    async def commit_each(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        """Those of several lanes: each whole or nothing, by itself. After an error the outcome of all is unknown."""
+        ...
 
     async def signers_with_work(
         self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None

@@ -78,13 +78,20 @@ async def checked_cursor(lane: Lane) -> Cursor | None:
         if not await _has_settled(lane, cursor):
             lane.hold_allocation_until_s = lane.clock.now_s() + LAG_RETRY_S
             return None
-    now_s, checked_s = lane.clock.now_s(), lane.chain_checked_at_s
-    is_fresh = checked_s is not None and now_s - checked_s < lane.policy.state_timeout_s
-    if lane.policy.chain_query == "off" or is_fresh:
+    now_s, query = lane.clock.now_s(), lane.policy.chain_query
+    if query == "off" or is_checked(lane, now_s):
         return cursor
-    on_chain = await lane.chain.nonce(lane.signer.address, lane.policy.chain_query)
+    on_chain = await lane.chain.nonce(lane.signer.address, query)
     lane.chain_checked_at_s = now_s
     return await _judge(lane, cursor, on_chain)
+
+
+def is_checked(lane: Lane, now_s: float) -> bool:
+    """The cursor was compared with the chain a short time ago, or need not be."""
+    checked_s = lane.chain_checked_at_s
+    if lane.policy.chain_query == "off":
+        return True
+    return checked_s is not None and now_s - checked_s < lane.policy.state_timeout_s
 
 
 async def compare_at_take_over(lane: Lane, *, latest: int) -> None:

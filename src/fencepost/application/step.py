@@ -29,7 +29,7 @@ async def step(lane: Lane, at_most: int = MOST_AT_ONCE) -> float | None:
         await lane.write_due()  # a silent node must not keep back what others have said
         raise
     await lane.write_due()
-    return _come_back_in_s(lane) if again_s is None else again_s
+    return come_back_in_s(lane) if again_s is None else again_s
 
 
 async def _round(lane: Lane, at_most: int) -> float | None:
@@ -63,24 +63,29 @@ async def _send(lane: Lane) -> None:
 
 
 async def _refill(lane: Lane, at_most: int) -> None:
-    """What arrived is taken as it is, unless the ledger must be asked anyway: what is read then begins with it.
-
-    An arrival may be known already, because a load saw it before it was told. Should it even have ended since, its
-    version tells, and the lane is read again.
-    """
-    arrived = lane.queue.take_arrivals()
+    """What arrived is taken as it is, unless the ledger must be asked anyway: what is read then begins with it."""
     if not lane.queue_may_have_more:
-        for tx in arrived:
-            if lane.queue.is_news(tx) or not lane.holds(tx.tx_id):
-                lane.queue.add(tx)
-    elif len(lane.queue) < min(room(lane), at_most):
+        take_arrivals(lane)
+        return
+    lane.queue.take_arrivals()
+    if len(lane.queue) < min(room(lane), at_most):
         lane.queue_may_have_more = False
         loaded = await lane.ledger.load_queue(lane.signer, limit=lane.policy.read_ahead)
         lane.queue.load(loaded)
         lane.queue_may_have_more = lane.queue_may_have_more or len(loaded) >= lane.policy.read_ahead
 
 
-def _come_back_in_s(lane: Lane) -> float | None:
+def take_arrivals(lane: Lane) -> None:
+    """An arrival may be known already, because a load saw it before it was told.
+
+    Should it even have ended since, its version tells, and the lane is read again.
+    """
+    for tx in lane.queue.take_arrivals():
+        if lane.queue.is_news(tx) or not lane.holds(tx.tx_id):
+            lane.queue.add(tx)
+
+
+def come_back_in_s(lane: Lane) -> float | None:
     now_s = lane.clock.now_s()
     times = _times_of_unmined(lane, now_s) if lane.in_flight else []
     if lane.must_look_up:

@@ -32,11 +32,13 @@ AT_ONCE_PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.002, 0.004, 0.008)
 # What every receipt meets; Python 3.11 calls a function to find a member of an enumeration.
 _ORPHANED, _SUSPENDED = Standing.ORPHANED, State.SUSPENDED
 
+Depths = dict[tuple[BlockRef, int | None], Confirmations]  # by block and how deep it has to lie
+
 
 async def track(lane: Lane) -> int:
     """How many transactions moved."""
     moved = await _confirm(lane) if lane.in_flight else 0
-    wanted = _due_for_look_up(lane)
+    wanted = due_for_look_up(lane)
     if wanted:
         try:
             moved += await look_up(lane, wanted)
@@ -49,7 +51,7 @@ async def track(lane: Lane) -> int:
     return moved
 
 
-def _due_for_look_up(lane: Lane) -> list[ManagedTx]:
+def due_for_look_up(lane: Lane) -> list[ManagedTx]:
     """Those that a block is known to contain; all of them, now and then and when blocks may have been missed."""
     now_s = lane.clock.now_s()
     unmined = [tx for tx in lane.unmined if tx.attempts]
@@ -74,7 +76,7 @@ async def look_at_once(lane: Lane) -> None:
     unmined = [tx for tx in lane.unmined if tx.attempts]
     pauses_s = iter(AT_ONCE_PAUSES_S if lane.mines_at_once else ())
     while unmined:
-        receipts, head = await lane.chain.receipts_and_head(_hashes(unmined))
+        receipts, head = await lane.chain.receipts_and_head(hashes_of(unmined))
         if lane.watch.view.hashes.get(head.number) != head.hash:  # else the view shows as much, or more
             await lane.watch.refresh(head)
         found = _found(lane, receipts)
@@ -89,21 +91,21 @@ async def look_at_once(lane: Lane) -> None:
 
 def _all_below(head: int, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> bool:
     """Each has a receipt, of a block that the view reaches."""
-    receipts = [_receipt_of(tx, found) for tx in txs]
+    receipts = [receipt_of(tx, found) for tx in txs]
     return all(receipt is not None and receipt.block.number <= head for receipt in receipts)
 
 
 async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
     """Fetch the receipts of all attempts; record those whose block stands in the view."""
-    found = _found(lane, await lane.watch.receipts.of(lane.chain, _hashes(txs)))
+    found = _found(lane, await lane.watch.receipts.of(lane.chain, hashes_of(txs)))
     recorded = await _record(lane, txs, found)
-    missing = [tx for tx in txs if _receipt_of(tx, found) is None]
+    missing = [tx for tx in txs if receipt_of(tx, found) is None]
     if missing:
         await _judge_missing(lane, missing)
     return recorded
 
 
-def _hashes(txs: Sequence[ManagedTx]) -> list[TxHash]:
+def hashes_of(txs: Sequence[ManagedTx]) -> list[TxHash]:
     return [attempt.signed.hash for tx in txs for attempt in tx.attempts]
 
 
@@ -113,7 +115,7 @@ def _found(lane: Lane, receipts: Sequence[Receipt | None]) -> dict[TxHash, Recei
     return found
 
 
-def _receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
+def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
     for attempt in tx.attempts:
         if (receipt := found.get(attempt.signed.hash)) is not None:
             return receipt
@@ -122,27 +124,35 @@ def _receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | Non
 
 async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
     """How many. In strict mode what has ended is written with the nonce of the next, which could not come before."""
-    view, required = lane.watch.view, lane.policy.required_blocks
-    depths: dict[BlockRef, Confirmations] = {}  # of blocks, which most receipts share
-    changes: list[TxChange] = []
-    for tx in txs:
-        receipt = _receipt_of(tx, found)
-        if receipt is None:
-            continue
-        now = depths.get(receipt.block)
-        if now is None:
-            now = depths[receipt.block] = confirm(receipt.block, view, recorded=(), required=required)
-        if now.standing is not _ORPHANED:
-            changes.append(lane.change(tx, *_steps_of(lane, tx, receipt, now)))
-            lane.suspicions.pop(tx.held_nonce(), None)
+    changes = told_by_receipts(lane, txs, found, {})
     if not changes:
         return 0
-    lane.seen -= set(found)
     if lane.policy.strict and lane.queue:
         lane.hold(changes, for_s=0)
     else:
         await lane.commit(changes, op="receipt")
     return len(changes)
+
+
+def told_by_receipts(
+    lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt], depths: Depths
+) -> list[TxChange]:
+    """What receipts change whose block stands in the view; `depths` are of blocks, which most receipts share."""
+    required = lane.policy.required_blocks
+    changes: list[TxChange] = []
+    for tx in txs:
+        receipt = receipt_of(tx, found)
+        if receipt is None:
+            continue
+        now = depths.get((receipt.block, required))
+        if now is None:
+            now = confirm(receipt.block, lane.watch.view, recorded=(), required=required)
+            depths[receipt.block, required] = now
+        if now.standing is not _ORPHANED:
+            changes.append(lane.change(tx, *_steps_of(lane, tx, receipt, now)))
+            lane.seen.difference_update([attempt.signed.hash for attempt in tx.attempts])
+            lane.suspicions.pop(tx.held_nonce(), None)
+    return changes
 
 
 def _steps_of(lane: Lane, tx: ManagedTx, receipt: Receipt, now: Confirmations) -> list[partial[Step]]:

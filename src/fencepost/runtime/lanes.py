@@ -1,7 +1,12 @@
 """The lanes of this node, and the workers that step them.
 
-A signer belongs to worker `hash(signer) % N`; a worker steps one lane at a time, so a signer is strictly serial and
-signers of different workers run side by side. A step that fails is judged here, and nowhere else:
+A signer belongs to worker `hash(signer) % N`; a worker steps one lane at a time, and signers of different workers run
+side by side. Those that have something plain to do, which is nearly all of a crowd, are swept instead: who is woken in
+the same turn of the loop takes its step together with the others (`application/sweep.py`). As many are worked for at a
+time as there are workers. A signer is strictly serial: one that is woken while it is stepped or swept stands in line
+when that has ended.
+
+A step that fails is judged here, and nowhere else:
 
 - FENCED: the term is over; the lane and its queue are dropped, nothing more is written.
 - a row moved: the lane is read again.
@@ -16,48 +21,34 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fencepost.application.allocate import MOST_AT_ONCE
+from fencepost.application.allocate import MOST_AT_ONCE, room
 from fencepost.application.lane import HandlerElsewhere, Lane, StateMoved, Untrusted
 from fencepost.application.ports import Observer
-from fencepost.application.step import step
+from fencepost.application.step import come_back_in_s, step
+from fencepost.application.sweep import StepAlone, is_plain, may_be_plain, sweep
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
+from fencepost.runtime.forks import Forks
 from fencepost.runtime.looping import IsDatabaseFailure, is_broken_connection
+from fencepost.runtime.slot import Slot
 
 _log = logging.getLogger(__name__)
-
-FIRST_PAUSE_S = 0.2
-MOST_PAUSE_S = 15.0
-MOST_FAILURES_UNRECONCILED = 3
-MOST_MOVES_IN_A_ROW = 5
 
 # In a crowd a lane signs this many before it sends: the chain is not left idle until everybody has signed everything.
 LEAST_AT_ONCE = 32
 
-# A fork that no lane here has looked into is another node's by then.
-FORK_KEPT_S = 120.0
+# What so many lanes send fits into one request to a node; a crowd makes several sweeps, side by side.
+MOST_LANES_A_SWEEP = 100
 
 
 def fair_share(lanes: int) -> int:
     """How many nonces each gives at once: they are signed in one go, and the others wait for that."""
     return max(LEAST_AT_ONCE, MOST_AT_ONCE // lanes)
-
-
-@dataclass(slots=True)
-class _Slot:
-    lane: Lane
-    worker: int
-    failures: int = 0
-    moves: int = 0
-    timer: asyncio.TimerHandle | None = None
-    waits_for_trust: bool = False
-    leaves: bool = False  # no further step: the lease goes back when the one under way has ended
-    idle_since_s: float | None = None
-    queued_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -71,17 +62,16 @@ class Lanes:
     on_given_up: Callable[[Lane], None]  # the lease is still ours: release it
     on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
     is_database_failure: IsDatabaseFailure = is_broken_connection
-    _slots: dict[Signer, _Slot] = field(default_factory=dict)
+    _slots: dict[Signer, Slot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
     _at_work: dict[Signer, Lane] = field(default_factory=dict)  # the others rest
     _watchful: dict[Signer, Lane] = field(default_factory=dict)
     _heads: int = 0  # how often one has moved
     _queued: set[Signer] = field(default_factory=set)
     _stepping: set[Signer] = field(default_factory=set)
-    _forks: dict[Signer, list[tuple[int, float]]] = field(
-        default_factory=dict
-    )  # block, when: not looked into
-    now_s: Callable[[], float] = time.monotonic
+    _crowd: deque[Signer] = field(default_factory=deque)  # woken, and to be swept if they are plain
+    _sweeps: asyncio.TaskGroup | None = None  # while it runs
+    forks: Forks = field(default_factory=Forks)
 
     def __post_init__(self) -> None:
         self._ready = [asyncio.Queue() for _ in range(self.workers)]
@@ -121,25 +111,17 @@ class Lanes:
 
     def open(self, term: Term) -> None:
         lane = self.make_lane(term)
-        lane.forked_at = min((block for block, _ in self._young_forks(term.signer)), default=None)
-        self._slots[term.signer] = _Slot(lane, self._worker_of(term.signer))
+        lane.forked_at = self.forks.lowest(term.signer)
+        self._slots[term.signer] = Slot(lane, self._worker_of(term.signer))
         self.wake(term.signer)
 
     def forked(self, signer: Signer, block: int) -> None:
-        """What ended for it in this block or above may be undone.
-
-        Its lane looks into that; should the lane be lost over it, the next one here does, until one has.
-        """
-        deeper = [fork for fork in self._young_forks(signer) if fork[0] < block]  # the others are in this one
-        self._forks[signer] = [*deeper, (block, self.now_s())]
+        """What ended for it in this block or above may be undone: its lane, or the next one here, looks into that."""
+        self.forks.add(signer, block)
         if (slot := self._slots.get(signer)) is not None:
             at = slot.lane.forked_at
             slot.lane.forked_at = block if at is None else min(block, at)
             self.wake(signer)
-
-    def _young_forks(self, signer: Signer) -> list[tuple[int, float]]:
-        oldest_s = self.now_s() - FORK_KEPT_S
-        return [fork for fork in self._forks.get(signer, ()) if fork[1] > oldest_s]
 
     def wake(self, signer: Signer) -> None:
         slot = self._slots.get(signer)
@@ -153,7 +135,34 @@ class Lanes:
         if signer not in self._queued:
             self._queued.add(signer)
             slot.queued_at_s = time.monotonic()
-            self._ready[slot.worker].put_nowait(signer)
+            if signer not in self._stepping:
+                self._line_up(slot)
+
+    def _line_up(self, slot: Slot) -> None:
+        if self._sweeps is None or slot.steps_alone or slot.leaves or not may_be_plain(slot.lane.policy):
+            self._ready[slot.worker].put_nowait(slot.lane.signer)
+            return
+        if not self._crowd:
+            asyncio.get_running_loop().call_soon(self._start_sweeps)
+        self._crowd.append(slot.lane.signer)
+
+    def _start_sweeps(self) -> None:
+        """The loop's turn is over, or a sweep is. Of those who were woken, the plain ones are swept, by chain."""
+        while self._crowd and len(self._stepping) < self.workers and self._sweeps is not None:
+            plain: dict[int, list[Slot]] = {}
+            for _ in range(min(MOST_LANES_A_SWEEP, len(self._crowd))):
+                signer = self._crowd.popleft()
+                slot = self._slots.get(signer)
+                if slot is None:
+                    self._queued.discard(signer)
+                elif is_plain(slot.lane) and not (slot.steps_alone or slot.leaves):
+                    plain.setdefault(signer.chain_id, []).append(slot)
+                else:
+                    self._ready[slot.worker].put_nowait(signer)
+            for slots in plain.values():
+                for slot in slots:
+                    self._begin(slot)
+                self._sweeps.create_task(self._sweep(slots), name="sweep")
 
     def _worker_of(self, signer: Signer) -> int:
         return zlib.crc32(str(signer).encode()) % self.workers
@@ -168,7 +177,7 @@ class Lanes:
         if slot.timer is not None:
             slot.timer.cancel()
 
-    def _let_go(self, slot: _Slot) -> None:
+    def _let_go(self, slot: Slot) -> None:
         """Of this term only: while its last step ran, a newer one may have come in its place."""
         if self._slots.get(slot.lane.signer) is slot:
             self.drop(slot.lane.signer)
@@ -193,7 +202,7 @@ class Lanes:
         elif signer not in self._stepping:
             self._retire_now(slot)
 
-    async def _write_and_retire(self, slot: _Slot) -> None:
+    async def _write_and_retire(self, slot: Slot) -> None:
         try:
             await slot.lane.write_held()
         except Exception as error:  # noqa: BLE001 - a loop's edge: the next owner finds out by itself what isn't written
@@ -201,7 +210,7 @@ class Lanes:
         if self._slots.get(slot.lane.signer) is slot:
             self._retire_now(slot)
 
-    def _retire_now(self, slot: _Slot) -> None:
+    def _retire_now(self, slot: Slot) -> None:
         self.drop(slot.lane.signer)
         self.on_retired(slot.lane)
 
@@ -230,33 +239,83 @@ class Lanes:
         async with asyncio.TaskGroup() as group:
             for index in range(self.workers):
                 group.create_task(self._work(self._ready[index]), name=f"lane-worker-{index}")
+            self._sweeps = group
+            try:
+                await asyncio.get_running_loop().create_future()  # until it is cancelled
+            finally:
+                self._sweeps = None
 
     async def _work(self, ready: asyncio.Queue[Signer]) -> None:
         while True:
             signer = await ready.get()
-            self._queued.discard(signer)
             slot = self._slots.get(signer)
-            if slot is None:
+            if slot is None or slot.leaves:
+                self._queued.discard(signer)
+                if slot is not None:
+                    await self._write_and_retire(slot)
                 continue
-            if slot.leaves:
-                await self._write_and_retire(slot)
-                continue
-            self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
-            self._stepping.add(signer)
+            self._begin(slot)
+            slot.steps_alone = False
             heads = self._heads
             try:
                 again_s = await self._step(slot)
             finally:
-                self._stepping.discard(signer)
-            if self._slots.get(signer) is not slot:
-                continue
+                self._end(signer)
             await self._after_step(slot, again_s, is_behind=heads != self._heads)
 
-    async def _after_step(self, slot: _Slot, again_s: float | None, *, is_behind: bool) -> None:
-        """`is_behind`: a block came while it was stepped, and the step may have missed it."""
+    async def _after_step(self, slot: Slot, again_s: float | None, *, is_behind: bool) -> None:
+        if self._slots.get(slot.lane.signer) is not slot:
+            return
         if slot.leaves:
             await self._write_and_retire(slot)
-            return
+        else:
+            self._rest(slot, again_s, is_behind=is_behind)
+
+    async def _sweep(self, slots: Sequence[Slot]) -> None:
+        heads = self._heads
+        try:
+            left = await sweep([slot.lane for slot in slots], self._share())
+        except Exception as error:  # noqa: BLE001 - a loop's edge: all of them are judged by it
+            left = {slot.lane.signer: error for slot in slots}
+        finally:
+            for slot in slots:
+                self._end(slot.lane.signer)
+        for slot in slots:
+            again_s = self._after_sweep(slot, left.get(slot.lane.signer))
+            if self._slots.get(slot.lane.signer) is not slot:
+                continue
+            if slot.leaves:
+                self.wake(slot.lane.signer)  # its worker retires it
+            else:
+                self._rest(slot, again_s, is_behind=heads != self._heads)
+        self._start_sweeps()
+
+    def _after_sweep(self, slot: Slot, error: Exception | None) -> float | None:
+        """When to step again."""
+        if error is None:
+            has_more = slot.lane.queue and room(slot.lane) > 0
+            return self._went_well(slot, 0.0 if has_more else come_back_in_s(slot.lane))
+        if isinstance(error, StepAlone):
+            slot.steps_alone = True
+            return 0.0
+        return self._judge(slot, error)
+
+    def _begin(self, slot: Slot) -> None:
+        signer = slot.lane.signer
+        self._queued.discard(signer)
+        self._stepping.add(signer)
+        self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
+
+    def _end(self, signer: Signer) -> None:
+        self._stepping.discard(signer)
+        if signer in self._queued:  # woken meanwhile
+            if (slot := self._slots.get(signer)) is not None:
+                self._line_up(slot)
+            else:
+                self._queued.discard(signer)
+
+    def _rest(self, slot: Slot, again_s: float | None, *, is_behind: bool) -> None:
+        """`is_behind`: a block came while it was stepped, and the step may have missed it."""
         if again_s is not None:
             self._wake_later(slot, again_s)
         lane = slot.lane
@@ -269,48 +328,56 @@ class Lanes:
         if lane.reconciled and lane.is_idle and lane.signer not in self._queued:
             self._at_work.pop(lane.signer, None)
 
-    def _wake_later(self, slot: _Slot, seconds: float) -> None:
+    def _wake_later(self, slot: Slot, seconds: float) -> None:
         signer = slot.lane.signer
         if seconds <= 0:
             self.wake(signer)
         elif signer not in self._queued:
             slot.timer = asyncio.get_running_loop().call_later(seconds, self.wake, signer)
 
-    async def _step(self, slot: _Slot) -> float | None:
-        """When to step again: the one place where a step's failure is judged."""
-        lane = slot.lane
+    async def _step(self, slot: Slot) -> float | None:
+        """When to step again."""
         try:
-            again_s = await step(lane, fair_share(len(self._queued) + len(self._stepping)))
-        except Untrusted:
-            slot.waits_for_trust = True
-            return None  # the renewal wakes it
-        except HandlerElsewhere:
-            self._let_go(slot)
-            self.on_given_up(lane)
-            return None
-        except Fenced:
-            self._let_go(slot)
-            self.on_lost(lane.signer)
-            return None
-        except StateMoved as error:
-            slot.moves += 1
-            _log.warning("%s", error)
-            if slot.moves > MOST_MOVES_IN_A_ROW:
-                self._lose(slot, error)
-                return None
-            lane.reconciled = False
-            return 0.0
-        except (RpcError, SigningError, UnknownSigner) as error:
-            return self._pause(slot, error)
-        except Exception as error:  # noqa: BLE001 - a loop's edge: the lane is dropped, the cause is logged
-            self._lose(slot, error)
-            return None
-        slot.failures = slot.moves = 0
+            again_s = await step(slot.lane, self._share())
+        except Exception as error:  # noqa: BLE001 - a loop's edge: it is judged, and the cause is logged
+            return self._judge(slot, error)
+        return self._went_well(slot, again_s)
+
+    def _share(self) -> int:
+        return fair_share(len(self._queued) + len(self._stepping))
+
+    def _went_well(self, slot: Slot, again_s: float | None) -> float | None:
+        lane = slot.lane
+        slot.went_well()
         if lane.reconciled and not lane.is_unsure and self._slots.get(lane.signer) is slot:
-            self._forks.pop(lane.signer, None)
+            self.forks.looked_into(lane.signer)
         return again_s
 
-    def _lose(self, slot: _Slot, error: Exception) -> None:
+    def _judge(self, slot: Slot, error: Exception) -> float | None:
+        """When to step again: the one place where a step's failure is judged."""
+        lane = slot.lane
+        match error:
+            case Untrusted():
+                slot.waits_for_trust = True  # the renewal wakes it
+            case HandlerElsewhere():
+                self._let_go(slot)
+                self.on_given_up(lane)
+            case Fenced():
+                self._let_go(slot)
+                self.on_lost(lane.signer)
+            case StateMoved():
+                _log.warning("%s", error)
+                if slot.may_be_read_again():
+                    lane.reconciled = False
+                    return 0.0
+                self._lose(slot, error)
+            case RpcError() | SigningError() | UnknownSigner():
+                return self._pause(slot, error)
+            case _:
+                self._lose(slot, error)
+        return None
+
+    def _lose(self, slot: Slot, error: Exception) -> None:
         lane = slot.lane
         if self.is_database_failure(error):
             _log.warning(
@@ -324,12 +391,10 @@ class Lanes:
         self._let_go(slot)
         self.on_lost(lane.signer)
 
-    def _pause(self, slot: _Slot, error: Exception) -> float | None:
-        slot.failures += 1
-        lane = slot.lane
-        _log.warning("%s waits: %s", lane.signer, error)
-        if not lane.reconciled and slot.failures >= MOST_FAILURES_UNRECONCILED:
+    def _pause(self, slot: Slot, error: Exception) -> float | None:
+        _log.warning("%s waits: %s", slot.lane.signer, error)
+        pause_s = slot.pause_s()
+        if pause_s is None:
             self._let_go(slot)
-            self.on_given_up(lane)
-            return None
-        return min(MOST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(slot.failures, 8)))
+            self.on_given_up(slot.lane)
+        return pause_s

@@ -216,6 +216,10 @@ class PostgresLedger:
     async def commit(self, write: LaneWrite) -> Written:
         return await self._commits.submit(write)
 
+    async def commit_each(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        under_way = [self._commits.put(write) for write in writes]
+        return [await written for written in under_way]
+
     async def _commit(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
         if len(writes) > 1:
             with suppress(asyncpg.IntegrityConstraintViolationError):

@@ -18,11 +18,12 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from coincurve import PrivateKey
 
 from fencepost.adapters.evm.encoding import address_of, sign_tx
-from fencepost.application.ports import KeyPort
+from fencepost.application.ports import KeyPort, ToSign
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import SignedTx, UnsignedTx
 from fencepost.errors import SettingError, SigningError, UnknownSigner
@@ -55,11 +56,29 @@ class LocalKeys(KeyPort):
         return tuple(self._keys)
 
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
+        signed = _whole(await self._signed([(self._key_of(address), tx) for tx in txs]))
+        if isinstance(signed, Exception):
+            raise signed
+        return signed
+
+    async def sign_each(self, wanted: Sequence[ToSign]) -> Sequence[Sequence[SignedTx] | BaseException]:
+        keys = self._keys
+        items = [(keys[address], tx) for address, txs in wanted if address in keys for tx in txs]
+        signed = iter(await self._signed(items))
+        return [
+            _whole(list(islice(signed, len(txs)))) if address in keys else _unknown(address)
+            for address, txs in wanted
+        ]
+
+    def _key_of(self, address: Address) -> PrivateKey:
         key = self._keys.get(address)
         if key is None:
-            raise UnknownSigner(f"no key is held here for {address}")
+            raise _unknown(address)
+        return key
+
+    async def _signed(self, items: Sequence[tuple[PrivateKey, UnsignedTx]]) -> list[SignedTx | Exception]:
         loop = asyncio.get_running_loop()
-        batch = _Batch(key=key, txs=txs, done=loop.create_future())
+        batch = _Batch(items=items, done=loop.create_future())
         if not self._waiting:
             loop.call_soon(self._take_turn, loop)
         self._waiting.append(batch)
@@ -93,25 +112,43 @@ def make_private_key(secret: bytes, *, where: str) -> PrivateKey:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    key: PrivateKey = field(repr=False)
-    txs: Sequence[UnsignedTx]
-    done: asyncio.Future[Sequence[SignedTx]]
-    signed: list[SignedTx] = field(default_factory=list)
+    items: Sequence[tuple[PrivateKey, UnsignedTx]] = field(repr=False)
+    done: asyncio.Future[list[SignedTx | Exception]]
+    signed: list[SignedTx | Exception] = field(default_factory=list)
 
     def advance(self, most: int) -> int:
-        """Signs up to `most` transactions, settles `done` at the end or at an error, and says how many it tried."""
+        """Signs up to `most` transactions, settles `done` at the end, and says how many it tried."""
         if self.done.done():  # whoever asked was cancelled
             return 0
         start = len(self.signed)
-        part = self.txs[start : start + most]
-        try:
-            self.signed.extend([sign_tx(tx, self.key) for tx in part])
-        except ValueError as error:
-            failure = SigningError(f"a transaction cannot be signed: {error}")
-            failure.__cause__ = error
-            self.done.set_exception(failure)
-        except Exception as error:  # noqa: BLE001 - it goes to whoever awaits the batch; the line must move on
-            self.done.set_exception(error)
-        if len(self.signed) == len(self.txs) and not self.done.done():
+        part = self.items[start : start + most]
+        self.signed += [_sign(key, tx) for key, tx in part]
+        if len(self.signed) == len(self.items):
             self.done.set_result(self.signed)
         return len(part)
+
+
+def _sign(key: PrivateKey, tx: UnsignedTx) -> SignedTx | Exception:
+    """An error goes to whoever waits for this transaction: the others of the batch, and the line, move on."""
+    try:
+        return sign_tx(tx, key)
+    except ValueError as error:
+        failure = SigningError(f"a transaction cannot be signed: {error}")
+        failure.__cause__ = error
+        return failure
+    except Exception as error:  # noqa: BLE001 - see above
+        return error
+
+
+def _whole(signed: list[SignedTx | Exception]) -> list[SignedTx] | Exception:
+    """All or nothing."""
+    whole: list[SignedTx] = []
+    for one in signed:
+        if isinstance(one, Exception):
+            return one
+        whole.append(one)
+    return whole
+
+
+def _unknown(address: Address) -> UnknownSigner:
+    return UnknownSigner(f"no key is held here for {address}")

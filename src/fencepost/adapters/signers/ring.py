@@ -14,7 +14,7 @@ from fencepost.adapters.signers.keyfile import load_key_file
 from fencepost.adapters.signers.keystore import load_keystores
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.adapters.signers.remote import RemoteKeys
-from fencepost.application.ports import KeyPort
+from fencepost.application.ports import KeyPort, ToSign
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import SignedTx, UnsignedTx
 from fencepost.errors import SettingError, UnknownSigner
@@ -43,6 +43,11 @@ class KeyRing(KeyPort):
         if holder is None:
             raise UnknownSigner(f"no key is configured for {address}")
         return await holder.sign(address, txs)
+
+    async def sign_each(self, wanted: Sequence[ToSign]) -> Sequence[Sequence[SignedTx] | BaseException]:
+        holders = {self._holders.get(address) for address, _ in wanted}
+        holder = holders.pop() if len(holders) == 1 else None
+        return await (super().sign_each(wanted) if holder is None else holder.sign_each(wanted))
 
     async def aclose(self) -> None:
         for source in self._sources:

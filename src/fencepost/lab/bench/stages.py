@@ -18,7 +18,7 @@ from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.signers import KeyRing
 from fencepost.application import attempts
 from fencepost.application.lane import Lane
-from fencepost.application.ports import LaneWrite, NewRequest, TxChange
+from fencepost.application.ports import LaneWrite, NewRequest, ToSign, TxChange
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.states import State
 from fencepost.domain.transaction import SignedTx
@@ -64,7 +64,9 @@ class Stages:
             (PostgresLedger, "accept", self._accepted),
             (PostgresLedger, "accept_one", self._accepted_one),
             (PostgresLedger, "commit", self._committed),
+            (PostgresLedger, "commit_each", self._committed_each),
             (KeyRing, "sign", self._signed),
+            (KeyRing, "sign_each", self._signed_each),
             (EvmChain, "send", self._sent),
             (EvmChain, "receipts", self._looked_up),
         ):
@@ -99,6 +101,10 @@ class Stages:
     def _signed(self, span: Span, address: Address, _txs: object) -> None:
         self._signs[address] = span
 
+    def _signed_each(self, span: Span, wanted: Sequence[ToSign]) -> None:
+        for address, txs in wanted:
+            self._signed(span, address, txs)
+
     def _sent(self, span: Span, txs: Sequence[SignedTx]) -> None:
         for tx in txs:
             self._sends.setdefault(tx.hash, span)
@@ -106,6 +112,10 @@ class Stages:
     def _looked_up(self, span: Span, hashes: Sequence[TxHash]) -> None:
         for tx_hash in hashes:
             self._receipts[tx_hash] = span
+
+    def _committed_each(self, span: Span, writes: Sequence[LaneWrite]) -> None:
+        for write in writes:
+            self._committed(span, write)
 
     def _committed(self, span: Span, write: LaneWrite) -> None:
         address = write.term.signer.address

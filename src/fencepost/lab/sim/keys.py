@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 
+from fencepost.application.ports import KeyPort
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType, UnsignedTx
 from fencepost.errors import UnknownSigner
 
 
-class SimKeys:
+class SimKeys(KeyPort):
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = tuple(addresses)
 

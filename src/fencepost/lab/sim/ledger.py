@@ -274,6 +274,9 @@ class FakeLedger:
         self._apply(write, stored)
         return Written(lease_ok=True, applied=True)
 
+    async def commit_each(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        return [await self.commit(write) for write in writes]
+
     def _apply(self, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
         data, signer = self.database, write.term.signer
         data.txs.update({tx.tx_id: tx for tx in stored})

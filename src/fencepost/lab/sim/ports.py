@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any, Final
 from uuid import UUID
 
-from fencepost.application.ports import Header, LaneWrite, Written
+from fencepost.application.ports import Header, KeyPort, LaneWrite, Written
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Receipt
@@ -134,6 +134,10 @@ class LedgerPort:
             return written
 
         return await self.call("commit", effect)  # type: ignore[no-any-return]  # the gate passes it on
+
+    async def commit_each(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
+        """One after the other: what comes between two of them may come between two statements."""
+        return [await self.commit(write) for write in writes]
 
 
 class ChainPort:
@@ -268,7 +272,7 @@ class TermChain:
         return await self._chain.send(txs, token=self._token)
 
 
-class KeysPort:
+class KeysPort(KeyPort):
     """The `KeyPort` of one process."""
 
     def __init__(self, gate: Gate, keys: SimKeys) -> None:

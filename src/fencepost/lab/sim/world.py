@@ -338,6 +338,7 @@ def _policy(plan: Plan) -> Policy:
         stale_receipt_timeout_s=setup.stale_s,
         fetch_receipt_upon_entry=setup.receipt_upon_entry,
         bump_enabled=setup.bump,
+        refuse_reverting=setup.signers == 1,  # where nobody is asked about gas, lanes are swept
         bump_after_resubmits=1,
     )
 
