@@ -10,7 +10,7 @@ from fencepost.application.lane import Lane
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import Confirmations, Standing
 from fencepost.domain.managed import ManagedTx
-from fencepost.runtime import following, lanes
+from fencepost.runtime import following, forks
 from fencepost.runtime.following import Following
 from mutants.planting import Change
 
@@ -91,7 +91,7 @@ def take_over_does_not_look_back() -> list[Change]:
 
 def _forks_die_with_their_lane() -> list[Change]:
     """Otherwise a node that has seen a fork makes up for what a take-over does not do."""
-    return [(lanes, "FORK_KEPT_S", -1.0), (following, "ASK_AFTER_S", (0.0,))]
+    return [(forks, "FORK_KEPT_S", -1.0), (following, "ASK_AFTER_S", (0.0,))]
 
 
 def beyond_the_view_stands() -> list[Change]:
