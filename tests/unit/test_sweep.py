@@ -85,7 +85,12 @@ class Crowd:
         return found
 
     async def requests(self) -> None:
-        """One more for each of them, taken at this node's own door."""
+        """One more for each of them."""
+        for signer in SIGNERS:
+            await self.request(signer)
+
+    async def request(self, signer: Signer) -> None:
+        """Taken at this node's own door."""
         ledger = FakeLedger(self.bench.database, node="door")
         door = Accept(
             ledger,
@@ -94,9 +99,8 @@ class Crowd:
             hint=lambda _: None,
             requested=self.at.node.requested,
         )
-        for signer in SIGNERS:
-            intent = Intent(Call(to=SINK, value_wei=1 + len(self.tx_ids[signer])), gas=21_000)
-            self.tx_ids[signer].append((await door.create(Request(signer, intent))).tx_id)
+        intent = Intent(Call(to=SINK, value_wei=1 + len(self.tx_ids[signer])), gas=21_000)
+        self.tx_ids[signer].append((await door.create(Request(signer, intent))).tx_id)
 
     async def turn(self, by: Walk) -> None:
         await self.at.node.renew_once()
@@ -306,6 +310,25 @@ async def test_lanes_that_are_woken_together_are_swept_together_and_one_after_th
     for lane in ready:
         places = [sent.index(tx.latest.signed.hash) for tx in lane.in_flight.values()]
         assert places == sorted(places)
+
+
+async def test_who_is_woken_while_all_workers_step_is_swept_when_one_has_ended() -> None:
+    crowd = await Crowd.begun()
+
+    async def requests_and_turns() -> None:
+        await crowd.requests()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    sizes = crowd.count_sends(after_first=requests_and_turns)
+    crowd.lane(0).commands_may_wait = True  # it steps alone
+    await crowd.request(SIGNERS[0])
+    working = asyncio.create_task(crowd.at.node.lanes.run())
+    for _ in range(400):
+        await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    assert (sizes[0], sum(sizes)) == (1, 4)
 
 
 async def _dies(at_call: int, how: How) -> bool:

@@ -56,9 +56,7 @@ class Lanes:
     workers: int
     make_lane: Callable[[Term], Lane]
     observer: Observer
-    on_lost: Callable[
-        [Signer], None
-    ]  # the lane is gone, but its work is not: somebody should acquire it again
+    on_lost: Callable[[Signer], None]  # the lane is gone, but its work is not: it should be acquired again
     on_given_up: Callable[[Lane], None]  # the lease is still ours: release it
     on_retired: Callable[[Lane], None]  # its last step has ended, as was asked for: release it
     is_database_failure: IsDatabaseFailure = is_broken_connection
@@ -147,7 +145,7 @@ class Lanes:
         self._crowd.append(slot.lane.signer)
 
     def _start_sweeps(self) -> None:
-        """The loop's turn is over, or a sweep is. Of those who were woken, the plain ones are swept, by chain."""
+        """A turn of the loop, a step or a sweep is over. Of those who were woken the plain ones are swept, by chain."""
         while self._crowd and len(self._stepping) < self.workers and self._sweeps is not None:
             plain: dict[int, list[Slot]] = {}
             for _ in range(min(MOST_LANES_A_SWEEP, len(self._crowd))):
@@ -262,6 +260,7 @@ class Lanes:
             finally:
                 self._end(signer)
             await self._after_step(slot, again_s, is_behind=heads != self._heads)
+            self._start_sweeps()
 
     async def _after_step(self, slot: Slot, again_s: float | None, *, is_behind: bool) -> None:
         if self._slots.get(slot.lane.signer) is not slot:
