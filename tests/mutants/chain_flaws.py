@@ -28,7 +28,7 @@ def latest_attempt_only() -> list[Change]:
 
             async def receipts(self, hashes: Sequence[Any]) -> Sequence[Any]:
                 found = await asked.receipts(hashes)
-                return [r for r in found if r is not None and r.tx_hash in newest]
+                return [r if r is not None and r.tx_hash in newest else None for r in found]
 
         lane.chain = Newest()
         try:

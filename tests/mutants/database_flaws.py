@@ -13,7 +13,7 @@ from fencepost.application.ports import Accepted, LaneWrite, NewRequest, TxChang
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Attempt, Entry, ManagedTx
 from fencepost.lab.sim import ledger as ledger_module
-from fencepost.lab.sim import stored
+from fencepost.lab.sim import stored as stored_module
 from fencepost.lab.sim.database import FakeDatabase
 from fencepost.lab.sim.ledger import FakeLedger
 from fencepost.lab.sim.ports import LedgerPort
@@ -161,12 +161,18 @@ def lost_answer_is_no() -> list[Change]:
         except OSError:
             return 0.5
 
-    def stored(self: FakeLedger, change: TxChange, *_: object) -> ManagedTx:
-        row = self.database.txs[change.before.tx_id]
+    def row(self: FakeLedger, change: TxChange) -> ManagedTx:
+        row = self.database.txs.get(change.before.tx_id)
+        if row is None:
+            raise stored_module.Refused
+        return row
+
+    def stored(_: FakeLedger, change: TxChange, row: ManagedTx) -> ManagedTx:
         return change.after.changed(version=row.version + 1)
 
     return [
         (lanes_module, "step", go_on),
+        (FakeLedger, "_row", row),
         (FakeLedger, "_stored", stored),
         (FakeLedger, "_check_cursor", lambda *_: None),
         (FakeLedger, "_claims", claims_without_key),
@@ -211,7 +217,7 @@ def bump_overwrites() -> list[Change]:
     """One attempt a row: the newest."""
 
     def merged(row: ManagedTx, change: TxChange) -> tuple[Attempt, ...]:
-        return stored.merged(row, change)[-1:]
+        return stored_module.merged(row, change)[-1:]
 
     return [(ledger_module, "merged", merged)]
 

@@ -138,6 +138,9 @@ THEMES: Final = (
     ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),
 )
 
+# In every other run of this theme commits are lost in the worst of ways.
+LOSSY: Final = next(index for index, theme in enumerate(THEMES) if theme[0] == "fail_over")
+
 _WISHES: Final = (*("cancel", "protect") * 2, "bump", "suspend", "resubmit", "pause", "unprotect")
 _REORGS: Final = ("dropped", "pooled", "included", "included", "partly", "replaced")
 
@@ -203,14 +206,50 @@ class Plan:
 
 def make_plan(seed: int) -> Plan:
     rng = random.Random(f"plan {seed}")
+    theme, turn = seed % (len(THEMES) + 1), seed // (len(THEMES) + 1)
+    if theme == LOSSY and turn % 2:
+        return _while_commits_are_lost(rng, seed)
     setup = _setup(rng)
     length_s = rng.choice((16.0, 28.0, 40.0))
     requests = _requests(rng, setup, length_s)
-    kinds = _kinds(rng, seed)
+    kinds = _kinds(rng, theme)
     busy_s = [min(asked.at_s + rng.uniform(-0.5, 4.0), length_s) for asked in requests]
     moments = [*busy_s, *(rng.uniform(1.0, length_s) for _ in busy_s)]
     faults = [_fault(rng, rng.choice(kinds), setup, rng.choice(moments)) for _ in range(rng.randint(2, 12))]
     faults = [_while_something_has_ended(fault, rng, length_s) for fault in faults]
+    return Plan(seed, setup, requests, tuple(faults), length_s)
+
+
+def _while_commits_are_lost(rng: random.Random, seed: int) -> Plan:
+    """A steady load in front of a full window; then all that hides from a promoted replica what was sent without it.
+
+    Pools forget some of that, functions that nobody has any more leave their places to what was asked for behind them,
+    and a person and a death come into what follows.
+    """
+    setup = replace(_setup(rng), signers=1, strict=False, max_in_flight=rng.choice((4, 4, 16)))
+    every_s, length_s = rng.uniform(0.6, 0.9), 35.0
+    in_turn = rng.randint(1, 3)  # one of so many is no function
+    requests = tuple(
+        Asked(number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=number % in_turn != 0)
+        for number in range(1, 17)
+    )
+    at_s, lost_s = rng.uniform(7.0, 14.0), rng.uniform(1.2, 4.0)
+    held_s = rng.choice((3.0, 9.0))
+    faults = [
+        Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + held_s),
+        *(
+            Fault("evicted", at_s=at_s + rng.uniform(-0.2, 0.2), size=rng.randint(0, 5))
+            for _ in range(rng.randint(1, 3))
+        ),
+        Fault("fail_over", at_s=at_s, length_s=lost_s),
+    ]
+    if _chance(rng, 0.5):
+        wishes = ("pause", "unpause", "cancel")
+        faults += [
+            Fault("asked", at_s=at_s + 2.5 + 0.1 * n, size=n // 2, flavour=wish)
+            for n, wish in enumerate(wishes)
+        ]
+        faults += [Fault("killed", at_s=at_s + 6.0, slot=slot, length_s=1.0) for slot in range(setup.nodes)]
     return Plan(seed, setup, requests, tuple(faults), length_s)
 
 
@@ -222,9 +261,8 @@ def _while_something_has_ended(fault: Fault, rng: random.Random, length_s: float
     return replace(fault, at_s=min(fault.at_s + rng.uniform(2.0, 8.0), length_s - down_s), length_s=down_s)
 
 
-def _kinds(rng: random.Random, seed: int) -> list[str]:
+def _kinds(rng: random.Random, theme: int) -> list[str]:
     """Few a run, several of each: what goes wrong together is what a mean over all kinds would hide."""
-    theme = seed % (len(THEMES) + 1)
     if theme < len(THEMES):
         first, *others = THEMES[theme]
         others = rng.sample(others, rng.randint(1, 3))
