@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 from uuid import UUID
@@ -11,6 +12,8 @@ import pytest
 from fakes.bench import QUICK, Bench, BenchNode
 from fencepost.application.allocate import MOST_AT_ONCE
 from fencepost.application.step import step
+from fencepost.domain.send import SendResult
+from fencepost.domain.transaction import SignedTx
 from fencepost.runtime.lanes import LEAST_AT_ONCE, fair_share
 
 
@@ -33,6 +36,29 @@ async def test_its_share_is_sent_before_more_is_signed() -> None:
     await step(at.lane, at_most=3)
     assert _sent_at_once(at) == [3, 3, 1]
     assert bench.sent_nonces() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_what_a_block_has_is_written_before_the_next_share_is_signed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    at = await _with_room_for(16, bench)
+    await bench.requests(7)
+    at.node.hint(bench.signer)
+    lane, to_chain = at.lane, at.lane.chain.send
+
+    async def mined_at_once(txs: Sequence[SignedTx]) -> Sequence[SendResult]:
+        results = await to_chain(txs)
+        bench.chain.mine()
+        await lane.watch.refresh()
+        return results
+
+    monkeypatch.setattr(lane.chain, "send", mined_at_once)
+    assert await step(lane, at_most=3) == 0.0
+    assert _sent_at_once(at) == [3]
+    monkeypatch.undo()
+    await step(lane, at_most=3)
+    assert _sent_at_once(at) == [3, 3, 1]
 
 
 async def test_a_window_larger_than_a_share_fills() -> None:

@@ -48,12 +48,19 @@ async def _round(lane: Lane, at_most: int) -> float | None:
     if lane.in_flight:
         await escalate(lane)
         await _send(lane)
+    return await _work_off_queue(lane, at_most)
+
+
+async def _work_off_queue(lane: Lane, at_most: int) -> float | None:
+    """As far as there is room, or until a block has something to tell."""
     for _ in range(MOST_BATCHES):
         if lane.queue.arrivals or lane.queue_may_have_more:
             await _refill(lane, at_most)
         if not lane.queue or not await allocate(lane, at_most):
             return None
         await _send(lane)
+        if lane.seen:  # it is written together with what is held of the same
+            break
     return 0.0
 
 
