@@ -92,7 +92,7 @@ class Policy:
     refuse_reverting: bool = True
     history_max_entries: int = 200
     read_ahead: int = 512  # requests of the queue that are held in memory
-    record_within_s: float = 0.5  # how long a send that went well may wait for something to be written with
+    record_within_s: float = 1.0  # how long a send that went well may wait for something to be written with
 
     @property
     def window(self) -> int:

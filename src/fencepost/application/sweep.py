@@ -69,6 +69,11 @@ def _is_well(tx: ManagedTx, now_s: float) -> bool:
     return tx.mined is None and bool(tx.attempts) and (tx.resubmit_due_s is None or tx.resubmit_due_s > now_s)
 
 
+def weight(lane: Lane, at_most: int) -> int:
+    """How many transactions of it a sweep is about: with too many, the others would wait for them."""
+    return max(1, len(lane.seen), min(len(lane.queue) + lane.queue.arrivals, at_most))
+
+
 async def sweep(lanes: Sequence[Lane], at_most: int = MOST_AT_ONCE) -> Mapping[Signer, Exception]:
     """Those that did not get through, and why. `at_most` nonces are given to each: more is for the next time."""
     walk = _Walk(at_most)

@@ -29,7 +29,7 @@ from fencepost.application.allocate import MOST_AT_ONCE, room
 from fencepost.application.lane import HandlerElsewhere, Lane, StateMoved, Untrusted
 from fencepost.application.ports import Observer
 from fencepost.application.step import come_back_in_s, step
-from fencepost.application.sweep import StepAlone, is_plain, may_be_plain, sweep
+from fencepost.application.sweep import StepAlone, is_plain, may_be_plain, sweep, weight
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 # In a crowd a lane signs this many before it sends: the chain is not left idle until everybody has signed everything.
 LEAST_AT_ONCE = 32
 
-# What so many lanes send fits into one request to a node; a crowd makes several sweeps, side by side.
-MOST_LANES_A_SWEEP = 100
+# What fits into one request to a node: a crowd makes several sweeps, side by side, and none of them waits for long.
+MOST_A_SWEEP = 100
 
 
 def fair_share(lanes: int) -> int:
@@ -148,13 +148,15 @@ class Lanes:
         """A turn of the loop, a step or a sweep is over. Of those who were woken the plain ones are swept, by chain."""
         while self._crowd and len(self._stepping) < self.workers and self._sweeps is not None:
             plain: dict[int, list[Slot]] = {}
-            for _ in range(min(MOST_LANES_A_SWEEP, len(self._crowd))):
+            items, share = 0, self._share()
+            while self._crowd and items < MOST_A_SWEEP:
                 signer = self._crowd.popleft()
                 slot = self._slots.get(signer)
                 if slot is None:
                     self._queued.discard(signer)
                 elif is_plain(slot.lane) and not (slot.steps_alone or slot.leaves):
                     plain.setdefault(signer.chain_id, []).append(slot)
+                    items += weight(slot.lane, share)
                 else:
                     self._ready[slot.worker].put_nowait(signer)
             for slots in plain.values():
@@ -377,16 +379,12 @@ class Lanes:
         return None
 
     def _lose(self, slot: Slot, error: Exception) -> None:
-        lane = slot.lane
+        lane, kind = slot.lane, type(error).__name__
         if self.is_database_failure(error):
-            _log.warning(
-                "%s: the database does not answer (%s); the lane is read anew",
-                lane.signer,
-                type(error).__name__,
-            )
+            _log.warning("%s: the database does not answer (%s); the lane is read anew", lane.signer, kind)
         else:
             _log.error("a step of %s failed; the lane is read anew", lane.signer, exc_info=error)
-        self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=type(error).__name__)
+        self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=kind)
         self._let_go(slot)
         self.on_lost(lane.signer)
 
