@@ -136,6 +136,17 @@ async def test_receipts_of_another_fork_are_not_taken_for_those_of_the_block(pla
     assert found[0].block.hash != block.header.hash
 
 
+async def test_a_block_that_is_gone_does_not_answer_for_ever(place: _Place) -> None:
+    block = await place.block()
+    place.receipts.came(block, block.tx_hashes)
+    await place.require_all(block)
+    place.bench.chain.reorg(1, keep=block.tx_hashes)
+    found = await place.receipts.of(place.chain, block.tx_hashes)
+    assert [receipt and receipt.tx_hash for receipt in found] == list(block.tx_hashes)
+    assert block.header.hash not in {receipt.block.hash for receipt in found if receipt}
+    assert place.heard.asked == ["block_receipts", "receipts"]
+
+
 async def test_whoever_waits_goes_on_when_the_one_who_reads_is_stopped(place: _Place) -> None:
     block = await place.block()
     begun = asyncio.Event()

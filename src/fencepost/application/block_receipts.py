@@ -1,7 +1,8 @@
 """Receipts of whole blocks, read once for all lanes: where most of a block is ours, one question is cheaper than many.
 
 Whoever asks first reads the block, and the others wait for that. What could not be read so is asked for by hash: this
-saves work, and is never needed. A block is known by its hash, so that receipts of a fork are not taken for its own.
+saves work, and is never needed. A block is known by its hash, so that receipts of a fork are not taken for its own, and
+answers for a transaction once: whoever asks again wants to know what has changed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BlockReceipts:
 
     async def of(self, chain: Chain, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
         """As the chain gives them; None for one that it has not."""
-        blocks = [self._block_of.get(tx_hash) for tx_hash in hashes]
+        blocks = [self._block_of.pop(tx_hash, None) for tx_hash in hashes]
         for block in set(blocks):
             if block is not None:
                 await _read(chain, block)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
+from fencepost.application.block_receipts import BlockReceipts
 from fencepost.application.heads import ChainWatch
 from fencepost.application.hooks import Handler, StuckDecision
 from fencepost.application.intake import Sample
@@ -154,7 +155,9 @@ class Slot:
     ) -> Node:
         ledger = cast("Ledger", port)
         observer = _Observer(process, self.records)
-        watch = ChainWatch(cast("Chain", chain))
+        watch = ChainWatch(
+            cast("Chain", chain), receipts=BlockReceipts(least_ours=2)
+        )  # blocks are small here
 
         def make_lane(term: Term) -> Lane:
             return Lane(
