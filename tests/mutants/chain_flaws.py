@@ -30,6 +30,10 @@ def latest_attempt_only() -> list[Change]:
                 found = await asked.receipts(hashes)
                 return [r if r is not None and r.tx_hash in newest else None for r in found]
 
+            async def block_receipts(self, number: int) -> Sequence[Any] | None:
+                found = await asked.block_receipts(number)
+                return None if found is None else [r for r in found if r.tx_hash in newest]
+
         lane.chain = Newest()
         try:
             return await honest(lane, txs)
