@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.bench import Bench
@@ -37,7 +37,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(happenings, st.integers(1, 20))
 async def test_the_view_is_the_chain_after_every_look(rounds: list[list[tuple[str, int]]], keep: int) -> None:
     chain = Bench().chain
