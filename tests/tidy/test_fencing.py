@@ -290,3 +290,19 @@ def test_no_sql_stands_in_python(path: Path) -> None:
     if READS_SQL & {path, *path.parents}:
         texts = [text for text in texts if mutations(text)]
     assert not texts, "SQL belongs into adapters/postgres/sql, with a name"
+
+
+def _what_a_change_sets(file: str) -> str:
+    """Of a transaction, in the one statement of this file that carries out changes; how values arrive is left out."""
+    (found,) = re.findall(
+        r"UPDATE managed_tx t\s+SET version = (.+?)\s+FROM ",
+        (PACKAGE / "adapters/postgres" / file).read_text(),
+        flags=re.DOTALL,
+    )
+    return re.sub(r"\s+", " ", found.replace("::json", "").replace("lane.token", "g.token"))
+
+
+def test_the_write_of_one_lane_sets_what_the_write_of_many_sets() -> None:
+    many = _what_a_change_sets("sql/commit.sql")
+    assert "finished_at = " in many
+    assert _what_a_change_sets("migrations/0001_core.sql") == many

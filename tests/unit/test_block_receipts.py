@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fakes.bench import QUICK, Bench
+from fencepost.application import block_receipts
 from fencepost.application.block_receipts import LEAST_OURS, MOST_BLOCKS, BlockReceipts
 from fencepost.application.ports import Block, Chain
 from fencepost.domain.states import State
@@ -113,10 +114,15 @@ async def _fails(_number: int) -> None:
     raise RpcUnavailable("no answer")
 
 
-@pytest.mark.parametrize("answer", [_none, _fails])
+async def _hangs(_number: int) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("answer", [_none, _fails, _hangs])
 async def test_a_node_that_has_none_of_blocks_is_asked_by_hash(
-    place: _Place, answer: Callable[..., Any]
+    place: _Place, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(block_receipts, "READ_WITHIN_S", 0.05)
     block = await place.block()
     place.heard.otherwise["block_receipts"] = answer
     place.receipts.came(block, block.tx_hashes)

@@ -20,6 +20,9 @@ from fencepost.errors import RpcError
 # With fewer of ours, or more of others than of ours, it is cheaper to ask by hash.
 LEAST_OURS = 16
 
+# All lanes with something in the block wait for it. A node that takes longer over a whole one is asked by hash.
+READ_WITHIN_S = 2.0
+
 # Lanes look at a block soon after it came. One that was kept from it for longer asks by hash.
 MOST_BLOCKS = 4
 
@@ -84,8 +87,9 @@ async def _read(chain: Chain, block: _Whole) -> None:
 
 async def _receipts_of(chain: Chain, block: BlockRef) -> Mapping[TxHash, Receipt]:
     try:
-        receipts = await chain.block_receipts(block.number)
-    except RpcError:
+        async with asyncio.timeout(READ_WITHIN_S):
+            receipts = await chain.block_receipts(block.number)
+    except (RpcError, TimeoutError):
         return {}
     if receipts is None or any(receipt.block != block for receipt in receipts):
         return {}

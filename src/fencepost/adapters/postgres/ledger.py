@@ -229,9 +229,8 @@ class PostgresLedger:
     async def _commit_alone(self, write: LaneWrite) -> Written:
         try:
             return (await self._commit_together([write]))[0]
-        except (
-            asyncpg.SerializationError
-        ):  # how `commit_lane` says that a row has moved: nothing of it stands
+        except asyncpg.SerializationError:
+            # So `commit_lane` says that a row has moved: nothing of it stands.
             return Written(lease_ok=True, applied=False)
         except asyncpg.IntegrityConstraintViolationError as error:
             # A constraint held where the lane's own checks did not: to the lane, the rows are not as remembered.
