@@ -1,4 +1,4 @@
-"""How many nonces a lane gives at once: no more than its share, though its window may hold more."""
+"""How many nonces a lane gives at once: its share and a small rest, though its window may hold more."""
 
 from __future__ import annotations
 
@@ -31,11 +31,20 @@ def _sent_at_once(at: BenchNode) -> list[int]:
 async def test_its_share_is_sent_before_more_is_signed() -> None:
     bench = Bench()
     at = await _with_room_for(16, bench)
+    await bench.requests(8)
+    at.node.hint(bench.signer)
+    await step(at.lane, at_most=3)
+    assert _sent_at_once(at) == [3, 3, 2]
+    assert bench.sent_nonces() == list(range(9))
+
+
+async def test_a_small_rest_makes_no_round_of_its_own() -> None:
+    bench = Bench()
+    at = await _with_room_for(16, bench)
     await bench.requests(7)
     at.node.hint(bench.signer)
     await step(at.lane, at_most=3)
-    assert _sent_at_once(at) == [3, 3, 1]
-    assert bench.sent_nonces() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert _sent_at_once(at) == [3, 4]
 
 
 async def test_what_a_block_has_is_written_before_the_next_share_is_signed(
@@ -43,7 +52,7 @@ async def test_what_a_block_has_is_written_before_the_next_share_is_signed(
 ) -> None:
     bench = Bench()
     at = await _with_room_for(16, bench)
-    await bench.requests(7)
+    await bench.requests(8)
     at.node.hint(bench.signer)
     lane, to_chain = at.lane, at.lane.chain.send
 
@@ -58,7 +67,7 @@ async def test_what_a_block_has_is_written_before_the_next_share_is_signed(
     assert _sent_at_once(at) == [3]
     monkeypatch.undo()
     await step(lane, at_most=3)
-    assert _sent_at_once(at) == [3, 3, 1]
+    assert _sent_at_once(at) == [3, 3, 2]
 
 
 async def test_a_window_larger_than_a_share_fills() -> None:

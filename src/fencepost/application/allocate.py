@@ -45,7 +45,7 @@ async def allocate(lane: Lane, at_most: int = MOST_AT_ONCE) -> int:
     if cursor is None:
         return 0
     late = await _refuse_what_is_too_late(lane)
-    batch = _head_of_queue(lane, min(room(lane), at_most))
+    batch = _head_of_queue(lane, share_of(lane, at_most))
     if not batch:
         return late
     lane.require_trust()
@@ -93,6 +93,12 @@ def room(lane: Lane) -> int:
     """Strict: nothing may be in flight until depth. Pipelined: what is mined no longer waits in a pool."""
     window = min(lane.policy.window, lane.window_limit or lane.policy.window)
     return window - (len(lane.in_flight) if lane.policy.strict else len(lane.unmined))
+
+
+def share_of(lane: Lane, at_most: int) -> int:
+    """How many of the queue come next. A small rest goes with them: alone it would cost a round, and wait for a block."""
+    waiting = len(lane.queue)
+    return min(room(lane), MOST_AT_ONCE, at_most if 2 * waiting > 3 * at_most else waiting)
 
 
 def _head_of_queue(lane: Lane, at_most: int) -> list[ManagedTx]:
@@ -152,7 +158,7 @@ def priced_at_once(lane: Lane, quoted: Fees, at_most: int) -> list[Priced] | Non
     if lane.queue.too_late(lane.clock.now_s()):
         return None
     priced: list[Priced] = []
-    for tx in islice(lane.queue, max(0, min(room(lane), at_most))):
+    for tx in islice(lane.queue, max(0, share_of(lane, at_most))):
         gas, fees = tx.intent.gas, tx.intent.fees or quoted
         is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.policy.fee_cap_wei
         if gas is None or not is_plain or _must_ask_for_gas(lane, tx):
