@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -22,7 +23,7 @@ from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import Fees, UnsignedTx
 from fencepost.domain.value import Value
-from fencepost.errors import InsufficientFunds, RpcRefused, WouldRevert
+from fencepost.errors import InsufficientFunds, RpcError, RpcRefused, SigningError, UnknownSigner, WouldRevert
 
 # How long the queue waits when the account can't pay for its head.
 FUNDS_RETRY_S = 5.0
@@ -78,6 +79,23 @@ def allocations(
         lane.change(item.tx, partial(managed.allocated, nonce=cursor.next_nonce + i, attempt=attempt))
         for i, (item, attempt) in enumerate(zip(priced, signed, strict=True))
     ]
+
+
+async def sign_ahead(lane: Lane) -> None:
+    """The bytes that the next in line gets, unless something changes before its turn; `attempts.sign` sees whether.
+
+    It is for the time in which the chain is asked about the one before. Nothing is stored, and nothing that isn't stored
+    goes out: dying here leaves nothing. What fails here fails again in its turn, and is judged there.
+    """
+    cursor = lane.cursor
+    if cursor is None or not lane.queue:
+        return
+    with suppress(RpcError, SigningError, UnknownSigner):
+        priced = priced_at_once(lane, await attempts.quote(lane), 1)
+        if priced:
+            (wanted,) = to_be_signed(lane, cursor, priced)
+            (signed,) = await lane.keys.sign(lane.signer.address, [wanted])
+            lane.signed_ahead = wanted, signed
 
 
 def _may_allocate(lane: Lane) -> bool:
@@ -153,12 +171,12 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[Priced], int]
     return priced, len(refusals)
 
 
-def priced_at_once(lane: Lane, quoted: Fees, at_most: int) -> list[Priced] | None:
-    """As many of the queue's head as there is room for, if nobody need be asked about them; None: somebody must be."""
+def priced_at_once(lane: Lane, quoted: Fees, count: int) -> list[Priced] | None:
+    """So many of the queue's head, if nobody need be asked about them; None: somebody must be."""
     if lane.queue.too_late(lane.clock.now_s()):
         return None
     priced: list[Priced] = []
-    for tx in islice(lane.queue, max(0, share_of(lane, at_most))):
+    for tx in islice(lane.queue, max(0, count)):
         gas, fees = tx.intent.gas, tx.intent.fees or quoted
         is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.policy.fee_cap_wei
         if gas is None or not is_plain or _must_ask_for_gas(lane, tx):

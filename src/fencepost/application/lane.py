@@ -40,7 +40,7 @@ from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import Entry, ManagedTx, Step
 from fencepost.domain.states import CursorState, State
-from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.domain.transaction import Fees, SignedTx, UnsignedTx
 from fencepost.domain.value import Value, changed
 from fencepost.errors import Fenced, FencepostError
 
@@ -124,7 +124,6 @@ class Lane:
     handlers: dict[UUID, Handler]
     decode: Decode
     incarnation: UUID | None = None  # of the process that these handlers live in
-
     cursor: Cursor | None = None
     in_flight: dict[int, ManagedTx] = field(default_factory=dict)  # by nonce, lowest first
     queue: Queue = field(default_factory=Queue)
@@ -150,6 +149,7 @@ class Lane:
     looks_down_to: int | None = None  # what ended in this block or above is being compared with the chain
     must_look_up: bool = False  # blocks may have been missed: ask for every receipt
     mines_at_once: bool = True  # the chain, as far as the last look right after a send showed
+    signed_ahead: tuple[UnsignedTx, SignedTx] | None = None  # what is next, if nothing changes before
     signer: Signer = field(init=False)  # the same in all terms
     _held: dict[UUID, _Held] = field(default_factory=dict)
 

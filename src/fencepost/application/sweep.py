@@ -16,7 +16,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from fencepost.application import attempts
-from fencepost.application.allocate import MOST_AT_ONCE, Priced, allocations, priced_at_once, to_be_signed
+from fencepost.application.allocate import (
+    MOST_AT_ONCE,
+    Priced,
+    allocations,
+    priced_at_once,
+    share_of,
+    to_be_signed,
+)
 from fencepost.application.broadcast import take_answers, waiting_to_be_sent, went_well
 from fencepost.application.lane import Lane, Policy, StateMoved
 from fencepost.application.ports import Chain, Cursor, LaneWrite
@@ -149,7 +156,7 @@ class _Walk:
         except RpcError:
             self._leave([lane])
             return None
-        cursor, priced = lane.cursor, priced_at_once(lane, quoted, self._at_most)
+        cursor, priced = lane.cursor, priced_at_once(lane, quoted, share_of(lane, self._at_most))
         if cursor is None or priced is None or lane.queue_may_have_more or not lane.is_trusted:
             self._leave([lane])
             return None

@@ -7,9 +7,11 @@ that block lies deep enough in it. A block that leaves the view takes its receip
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from fencepost.application.allocate import sign_ahead
 from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import TxChange
 from fencepost.domain import managed
@@ -28,6 +30,9 @@ SUSPICION_APART_S = 2.0
 # How long to wait between looks for what was sent just now, where blocks come with transactions.
 # A look takes a moment itself, and no timer is finer than a millisecond: the first ones follow without a pause.
 AT_ONCE_PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.002, 0.004, 0.008)
+
+# From a lane's question to the bytes of a request: the lane, those who ask in the same turn, the one who asks for all.
+TURNS_UNTIL_ASKED = 4
 
 # What every receipt meets; Python 3.11 calls a function to find a member of an enumeration.
 _ORPHANED, _SUSPENDED = Standing.ORPHANED, State.SUSPENDED
@@ -71,8 +76,29 @@ def due_for_look_up(lane: Lane) -> list[ManagedTx]:
 async def look_at_once(lane: Lane) -> None:
     """After a send, for a chain that mines at once: head and receipts, in the time of one question.
 
-    At once may be a moment later. Where that was in vain, one question is enough after the next sends.
+    A strict lane, which could not go on meanwhile, signs what is next.
     """
+    if not (lane.policy.strict and lane.mines_at_once):
+        await _ask_until_mined(lane)
+        return
+    ahead = asyncio.create_task(_sign_ahead_once_asked(lane))
+    try:
+        await _ask_until_mined(lane)
+    except BaseException:
+        ahead.cancel()
+        raise
+    await ahead
+
+
+async def _sign_ahead_once_asked(lane: Lane) -> None:
+    """Signing holds the loop up for a moment: the question goes out first, which is a few turns after it was put."""
+    for _ in range(TURNS_UNTIL_ASKED):
+        await asyncio.sleep(0)
+    await sign_ahead(lane)
+
+
+async def _ask_until_mined(lane: Lane) -> None:
+    """At once may be a moment later. Where that was in vain, one question is enough after the next sends."""
     unmined = [tx for tx in lane.unmined if tx.attempts]
     pauses_s = iter(AT_ONCE_PAUSES_S if lane.mines_at_once else ())
     while unmined:
