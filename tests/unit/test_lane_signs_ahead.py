@@ -145,3 +145,10 @@ async def test_what_another_node_owns_before_its_turn_is_not_sent(
     await other.turn(2)
     assert world.states() == [State.CONFIRMED] * 2
     assert world.bench.sent_nonces() == [0, 1]
+
+
+async def test_nothing_is_signed_ahead_where_each_waits_for_its_depth(world: World) -> None:
+    deeper = world.bench.node(replace(AT_ONCE, required=1), keys=world.keys)
+    await world.requests(2)
+    await deeper.turn()
+    assert world.keys.log == [("signed", 0), ("sent", 0), ("looked", 1)]

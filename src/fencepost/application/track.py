@@ -76,9 +76,9 @@ def due_for_look_up(lane: Lane) -> list[ManagedTx]:
 async def look_at_once(lane: Lane) -> None:
     """After a send, for a chain that mines at once: head and receipts, in the time of one question.
 
-    A strict lane, which could not go on meanwhile, signs what is next.
+    A strict lane, which can't go on meanwhile, signs what is next: where one ends at once, its turn comes at once.
     """
-    if not (lane.policy.strict and lane.mines_at_once):
+    if not (lane.policy.strict and lane.policy.required_blocks == 0 and lane.mines_at_once):
         await _ask_until_mined(lane)
         return
     ahead = asyncio.create_task(_sign_ahead_once_asked(lane))
