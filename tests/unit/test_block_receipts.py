@@ -11,7 +11,7 @@ import pytest
 
 from fakes.bench import QUICK, Bench
 from fencepost.application import block_receipts
-from fencepost.application.block_receipts import LEAST_OURS, MOST_BLOCKS, BlockReceipts
+from fencepost.application.block_receipts import LEAST_OURS, BlockReceipts
 from fencepost.application.ports import Block, Chain
 from fencepost.domain.states import State
 from fencepost.errors import RpcUnavailable
@@ -173,8 +173,9 @@ async def test_whoever_waits_goes_on_when_the_one_who_reads_is_stopped(place: _P
     assert place.heard.asked == ["block_receipts", "receipts"]
 
 
-async def test_only_the_newest_blocks_are_kept(place: _Place) -> None:
-    blocks = [await place.block() for _ in range(MOST_BLOCKS + 1)]
+async def test_the_newest_are_kept(place: _Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_receipts, "MOST_WAITING", 3 * COUNT)
+    blocks = [await place.block() for _ in range(4)]
     for block in blocks:
         place.receipts.came(block, block.tx_hashes)
     place.heard.asked.clear()
@@ -182,4 +183,16 @@ async def test_only_the_newest_blocks_are_kept(place: _Place) -> None:
     assert place.heard.asked == ["receipts"]
     for block in blocks[1:]:
         await place.require_all(block)
-    assert place.heard.asked == ["receipts"] + ["block_receipts"] * MOST_BLOCKS
+    assert place.heard.asked == ["receipts"] + ["block_receipts"] * 3
+
+
+async def test_a_block_is_forgotten_when_all_of_it_was_asked_for(place: _Place) -> None:
+    block = await place.block()
+    place.receipts.came(block, block.tx_hashes)
+    first, *others = block.tx_hashes
+    await place.receipts.of(place.chain, others)
+    whole = place.receipts._block_of[first]
+    assert list(whole.receipts) == [first]
+    await place.receipts.of(place.chain, [first])
+    assert not place.receipts._block_of
+    assert not whole.receipts

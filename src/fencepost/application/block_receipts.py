@@ -8,7 +8,8 @@ answers for a transaction once: whoever asks again wants to know what has change
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fencepost.application.ports import Block, Chain
@@ -23,38 +24,33 @@ LEAST_OURS = 16
 # All lanes with something in the block wait for it. A node that takes longer over a whole one is asked by hash.
 READ_WITHIN_S = 2.0
 
-# Lanes look at a block soon after it came. One that was kept from it for longer asks by hash.
-MOST_BLOCKS = 4
+# A crowd comes to its receipts long after the block. With more than so many that nobody has asked for, the oldest are
+# left to be asked for by hash.
+MOST_WAITING = 50_000
 
 
 @dataclass(slots=True, eq=False)
 class _Whole:
-    """A block that is worth reading whole."""
+    """A block that is worth reading whole; it is kept while anybody may ask for something of it."""
 
     ref: BlockRef
     is_asked_for: bool = False
-    receipts: Mapping[TxHash, Receipt] = field(default_factory=dict)
+    receipts: dict[TxHash, Receipt] = field(default_factory=dict)
     has_been_read: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
 class BlockReceipts:
     least_ours: int = LEAST_OURS
-    _blocks: list[_Whole] = field(default_factory=list)  # oldest first
-    _block_of: dict[TxHash, _Whole] = field(default_factory=dict)
+    _block_of: OrderedDict[TxHash, _Whole] = field(default_factory=OrderedDict)  # the oldest first
 
     def came(self, block: Block, ours: Sequence[TxHash]) -> None:
         """The view shows a new block, and these in it are ours."""
         if len(ours) < self.least_ours or 2 * len(ours) < len(block.tx_hashes):
             return
-        if len(self._blocks) == MOST_BLOCKS:
-            oldest = self._blocks.pop(0)
-            self._block_of = {
-                tx_hash: whole for tx_hash, whole in self._block_of.items() if whole is not oldest
-            }
-        whole = _Whole(BlockRef(block.header.number, block.header.hash))
-        self._blocks.append(whole)
-        self._block_of.update(dict.fromkeys(ours, whole))
+        self._block_of.update(dict.fromkeys(ours, _Whole(BlockRef(block.header.number, block.header.hash))))
+        while len(self._block_of) > MOST_WAITING:
+            self._block_of.popitem(last=False)
 
     async def of(self, chain: Chain, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
         """As the chain gives them; None for one that it has not."""
@@ -63,7 +59,7 @@ class BlockReceipts:
             if block is not None:
                 await _read(chain, block)
         found = [
-            block.receipts.get(tx_hash) if block is not None else None
+            block.receipts.pop(tx_hash, None) if block is not None else None
             for block, tx_hash in zip(blocks, hashes, strict=True)
         ]
         missing = [index for index, receipt in enumerate(found) if receipt is None]
@@ -85,7 +81,7 @@ async def _read(chain: Chain, block: _Whole) -> None:
         block.has_been_read.set()
 
 
-async def _receipts_of(chain: Chain, block: BlockRef) -> Mapping[TxHash, Receipt]:
+async def _receipts_of(chain: Chain, block: BlockRef) -> dict[TxHash, Receipt]:
     try:
         async with asyncio.timeout(READ_WITHIN_S):
             receipts = await chain.block_receipts(block.number)
