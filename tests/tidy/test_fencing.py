@@ -204,10 +204,10 @@ def test_what_says_that_it_is_fenced_is(query: Query) -> None:
         assert is_fenced(query.sql), f"{query.name} writes something that does not hang on its token"
 
 
-OPTIONAL = ("cursors", "txs", "fillers", "new_attempts", "journaled", "commands")
+OPTIONAL = ("new_cursors", "cursors", "txs", "fillers", "new_attempts", "journaled", "commands")
 
 
-@pytest.mark.parametrize("left_out", [*combinations(OPTIONAL, 1), *combinations(OPTIONAL, 6)])
+@pytest.mark.parametrize("left_out", [*combinations(OPTIONAL, 1), *combinations(OPTIONAL, 7)])
 def test_the_fenced_write_without_some_of_its_parts_is_fenced_too(left_out: tuple[str, ...]) -> None:
     statement = lean("commit_lanes", frozenset(left_out))
     assert is_fenced(statement.sql)

@@ -112,15 +112,40 @@ async def test_batches_are_bounded_and_so_is_how_many_run_at_once(disk: Disk) ->
     assert max(len(batch) for batch in disk.batches) == 2
 
 
+async def test_one_who_brings_several_gets_all_results_together_and_shares_the_batch(disk: Disk) -> None:
+    disk.may_end.set()
+    group = GroupCommit(disk.flush, most_items=10, parallel=1)
+    alone = submit_all(group, [1])
+    several = asyncio.get_running_loop().create_task(group.submit_all([2, 3]))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await several == ["done 2", "done 3"]
+    assert await answers(alone) == ["done 1"]
+    assert disk.batches == [[1, 2, 3]]
+
+
+async def test_what_one_brings_is_not_torn_apart(disk: Disk) -> None:
+    disk.may_end.set()
+    group = GroupCommit(disk.flush, most_items=3, parallel=1)
+    loop = asyncio.get_running_loop()
+    bringing = [loop.create_task(group.submit_all(items)) for items in ([1, 2], [3, 4], [5], [6, 7, 8, 9])]
+    async with asyncio.timeout(PATIENCE_S):
+        results = await asyncio.gather(*bringing)
+    assert [len(of_one) for of_one in results] == [2, 2, 1, 4]
+    assert disk.batches == [[1, 2], [3, 4, 5], [6, 7, 8, 9]]
+
+
 async def test_an_error_reaches_everyone_in_the_batch_and_nobody_else(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=10, parallel=1)
     first = submit_all(group, [1])
     await disk.begun.wait()
     crowd = submit_all(group, [2, 3])
+    several = asyncio.get_running_loop().create_task(group.submit_all([5, 6]))
     await asyncio.sleep(0)
     disk.error = ConnectionResetError("the outcome is unknown")
     disk.may_end.set()
     assert [type(answer) for answer in await answers(first + crowd)] == [ConnectionResetError] * 3
+    with pytest.raises(ConnectionResetError):
+        await several
     disk.error = None
     assert await group.submit(4) == "done 4"
 

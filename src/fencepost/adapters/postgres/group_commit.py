@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+# What it brought, who waits, and whether for a list: results of one who brought several come together.
+_Caller = tuple[Sequence[Item], asyncio.Future[Any], bool]
 
 
 class GroupCommit(Generic[Item, Result]):
@@ -42,7 +45,7 @@ class GroupCommit(Generic[Item, Result]):
         self._begun_items = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False  # a batch will begin when this turn of the loop is over
-        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._waiting: deque[_Caller[Item]] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
     async def submit(self, item: Item) -> Result:
@@ -50,9 +53,17 @@ class GroupCommit(Generic[Item, Result]):
 
     def put(self, item: Item) -> asyncio.Future[Result]:
         """As `submit`, for whoever does not wait in a task."""
+        return self._put((item,), is_several=False)
+
+    async def submit_all(self, items: Sequence[Item]) -> Sequence[Result]:
+        """Of one caller, who waits for all of them: they share a batch, which is as large as they need."""
+        results: Sequence[Result] = await self._put(items, is_several=True)
+        return results
+
+    def _put(self, items: Sequence[Item], *, is_several: bool) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append((item, future))
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((items, future, is_several))
         if self._free and not self._is_closing:
             self._is_closing = True
             loop.call_soon(self._close)
@@ -64,13 +75,22 @@ class GroupCommit(Generic[Item, Result]):
 
     def _start(self) -> None:
         while self._free and self._waiting and self._may_begin():
-            batch = [self._waiting.popleft() for _ in range(min(self._most_items, len(self._waiting)))]
+            batch = self._take()
             self._free -= 1
-            self._begun_items = len(batch)
+            self._begun_items = sum([len(brought) for brought, _, _ in batch])
             # The task outlives a caller that goes away: others share its batch. It is kept, and it ends by itself.
             task = asyncio.get_running_loop().create_task(self._run(batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def _take(self) -> list[_Caller[Item]]:
+        batch: list[_Caller[Item]] = []
+        left = self._most_items
+        while self._waiting and (not batch or len(self._waiting[0][0]) <= left):
+            caller = self._waiting.popleft()
+            left -= len(caller[0])
+            batch.append(caller)
+        return batch
 
     def _may_begin(self) -> bool:
         if not self._beside_after_s:
@@ -89,19 +109,23 @@ class GroupCommit(Generic[Item, Result]):
         self._timer = None
         self._start()
 
-    async def _run(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _run(self, batch: list[_Caller[Item]]) -> None:
         try:
-            results = await self._flush([item for item, _ in batch])
-            answered = list(zip(batch, results, strict=True))
+            items = [item for brought, _, _ in batch for item in brought]
+            results = await self._flush(items)
+            if len(results) != len(items):
+                raise ValueError(f"{len(items)} were written, {len(results)} answered for")  # noqa: TRY301 - as any error
         except BaseException as error:  # noqa: BLE001 - it is handed to every caller of the batch, none is swallowed
-            for _, future in batch:
+            for _, future, _ in batch:
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                     future.exception()  # a caller that went away does not make it an unretrieved one
         else:
-            for (_, future), result in answered:
+            place = 0
+            for brought, future, is_several in batch:
                 if not future.done():
-                    future.set_result(result)
+                    future.set_result(results[place : place + len(brought)] if is_several else results[place])
+                place += len(brought)
         finally:
             self._free += 1
             self._start()

@@ -20,17 +20,28 @@ _MOMENT_CHARS = 12
 Row = tuple[int, int, str | None, str, str, str, str | None]
 
 
+Words = list[
+    tuple[str, State | None]
+]  # what happened to each transaction of a sheet, in order: event and state after it
+
+
 class Sheets:
     """Takes what is told, line after line, and gives rows: position, lane, moment, tx_ids, events, states, details."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self._heading: tuple[Any, ...] = ()
+        self._lane = 0
+        self._moment: str | None = None
+        self._words: Words = []
+        self._told_so = (
+            "{}",
+            "{}",
+        )  # the words, as they are written: those of one commit are nearly always the same
         self._tx_ids: list[str] = []
         self._details: list[Any] = []
 
     def of_signer(self, lane: int, entry: Entry) -> None:
-        self._begin((lane, None, [(entry.event, None)]))
+        self._begin(lane, None, [(entry.event, None)])
         self._tx_ids.append("NULL")
         self._details.append(entry.detail)
 
@@ -40,28 +51,38 @@ class Sheets:
             for start in range(0, len(entries), MOST_LINES):
                 self.of_tx(lane, tx_id, entries[start : start + MOST_LINES], state)
             return
-        words = [(entry.event, entry.state or state) for entry in entries]
-        heading = (lane, tx_id[:_MOMENT_CHARS], words)
-        if heading != self._heading or len(self._details) + len(words) > MOST_LINES:
-            self._begin(heading)
+        words: Words = [(entry.event, entry.state or state) for entry in entries]
+        moment = tx_id[:_MOMENT_CHARS]
+        if (
+            lane != self._lane
+            or moment != self._moment
+            or words != self._words
+            or len(self._details) + len(words) > MOST_LINES
+        ):
+            self._begin(lane, moment, words)
         self._tx_ids.append(tx_id)
         self._details += [entry.detail for entry in entries]
 
     def rows(self) -> list[Row]:
-        self._begin(())
+        self._end()
         return self._rows
 
-    def _begin(self, heading: tuple[Any, ...]) -> None:
-        """The sheet so far is whole."""
-        if self._tx_ids:
-            lane, moment, words = self._heading
+    def _begin(self, lane: int, moment: str | None, words: Words) -> None:
+        self._end()
+        self._lane, self._moment = lane, moment
+        if words != self._words:
             events, states = zip(*words, strict=True)
-            details = None
-            if any(self._details):
-                details = msgspec.json.encode([detail or None for detail in self._details]).decode()
-            told = _words(self._tx_ids), _words(events), _words(states), details
-            self._rows.append((len(self._rows), lane, moment, *told))
-        self._heading = heading
+            self._words, self._told_so = words, (_words(events), _words(states))
+
+    def _end(self) -> None:
+        """The sheet so far is whole."""
+        if not self._tx_ids:
+            return
+        details = None
+        if any(self._details):
+            details = msgspec.json.encode([detail or None for detail in self._details]).decode()
+        told = _words(self._tx_ids), *self._told_so, details
+        self._rows.append((len(self._rows), self._lane, self._moment, *told))
         self._tx_ids = []
         self._details = []
 

@@ -46,16 +46,20 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         lanes.append((lane, *lane_row(write)))
         for entry in write.entries:
             sheets.of_signer(lane, entry)
-        commands += [(lane, command, outcome) for command, outcome in write.done_commands]
-        named = [(str(change.after.tx_id), change) for change in (*write.changes, *write.fillers)]
+        if write.done_commands:
+            commands += [(lane, command, outcome) for command, outcome in write.done_commands]
         count = len(write.changes)
-        changes += [(lane, *change_row(tx_id, change, now_s)) for tx_id, change in named[:count]]
-        fillers += [(lane, *filler_row(tx_id, change)) for tx_id, change in named[count:]]
-        for tx_id, change in named:
+        for place, change in enumerate((*write.changes, *write.fillers)):
             tx = change.after
+            tx_id = str(tx.tx_id)
+            if place < count:
+                changes.append((lane, *change_row(tx_id, change, now_s)))
+            else:
+                fillers.append((lane, *filler_row(tx_id, change)))
             sheets.of_tx(lane, tx_id, change.entries, tx.state)
-            added = tx.attempts[len(change.before.attempts) :]
-            new_attempts += [(lane, *attempt_row(tx_id, tx.held_nonce(), attempt)) for attempt in added]
+            if len(tx.attempts) > len(change.before.attempts):
+                added = tx.attempts[len(change.before.attempts) :]
+                new_attempts += [(lane, *attempt_row(tx_id, tx.held_nonce(), attempt)) for attempt in added]
     told = sheets.rows()
     arguments = [
         *columns(lanes, _LANE),
@@ -67,7 +71,12 @@ def lane_statement(writes: Sequence[LaneWrite], *, now_s: float, node: str) -> t
         node,
     ]
     needed = {
-        "cursors": any(write.cursor_after is not None for write in writes),
+        "new_cursors": any(
+            write.cursor_after is not None and write.cursor_before is None for write in writes
+        ),
+        "cursors": any(
+            write.cursor_after is not None and write.cursor_before is not None for write in writes
+        ),
         "txs": changes,
         "new_attempts": new_attempts,
         "journaled": told,

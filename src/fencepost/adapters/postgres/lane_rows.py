@@ -12,13 +12,14 @@ from fencepost.application.intents import canonical, digest
 from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain.managed import Attempt, ManagedTx
 
+_NO_CURSOR = (None,) * 7
+
 
 def lane_row(write: LaneWrite) -> tuple[Any, ...]:
     signer, before, after = write.term.signer, write.cursor_before, write.cursor_after
+    if after is None:  # nobody asks what the cursor was, where it stays as it is
+        return (*signer, write.term.token, *_NO_CURSOR)
     expected = (before.next_nonce, before.state) if before is not None else (None, None)
-    if after is None:
-        nothing = (None,) * 5
-        return (signer.chain_id, signer.address, write.term.token, *expected, *nothing)
     return (
         signer.chain_id,
         signer.address,

@@ -19,7 +19,6 @@ import msgspec
 
 from fencepost.adapters.postgres import rows
 from fencepost.adapters.postgres.accepting import Accepting
-from fencepost.adapters.postgres.arrays import WORDS, columns
 from fencepost.adapters.postgres.group_commit import GroupCommit
 from fencepost.adapters.postgres.lane_arrays import lane_statement
 from fencepost.adapters.postgres.loading import Loading
@@ -150,10 +149,10 @@ class PostgresLedger:
 
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
         began_s = self._clock.now_s()
-        standing = await self._renewing.fetch(
+        places: list[int] = await self._renewing.fetchval(
             sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s
         )
-        renewed = (terms[place - 1] for (place,) in standing)
+        renewed = [terms[place - 1] for place in places]
         return [Term(term.signer, term.token, began_s, self._lease_duration_s) for term in renewed]
 
     async def release(self, terms: Sequence[Term]) -> None:
@@ -217,8 +216,7 @@ class PostgresLedger:
         return await self._commits.submit(write)
 
     async def commit_each(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
-        under_way = [self._commits.put(write) for write in writes]
-        return [await written for written in under_way]
+        return await self._commits.submit_all(writes)
 
     async def _commit(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
         if len(writes) > 1:
@@ -248,4 +246,7 @@ class PostgresLedger:
 
 def _term_arrays(terms: Sequence[Term]) -> list[str]:
     """A busy node has thousands of them, and renews them every few seconds."""
-    return columns([(*term.signer, term.token) for term in terms], (WORDS, WORDS, WORDS))
+    chain_ids = [str(term.signer.chain_id) for term in terms]
+    addresses = [term.signer.address for term in terms]
+    tokens = [str(term.token) for term in terms]
+    return ["{" + ",".join(words) + "}" for words in (chain_ids, addresses, tokens)]

@@ -47,22 +47,31 @@ WITH lane AS MATERIALIZED (
     LEFT JOIN managed_tx t ON t.tx_id = c.tx_id
     LEFT JOIN state_transition x ON x.old_state = t.state AND x.new_state = c.state
 ), judged AS MATERIALIZED (
-  SELECT h.*,
+  SELECT h.*, k.ctid AS place,
          h.lane NOT IN (SELECT c.lane FROM change c WHERE c.stands IS NOT TRUE)
          AND (h.next_nonce IS NULL
               OR (k.next_nonce IS NOT DISTINCT FROM h.next_expected AND k.state IS NOT DISTINCT FROM h.state_expected))
          AS applies
     FROM held h
-    LEFT JOIN signer_nonce_cursor k ON k.chain_id = h.chain_id AND k.signer = h.signer AND h.next_nonce IS NOT NULL
-), cursors AS (
-  INSERT INTO signer_nonce_cursor AS k (chain_id, signer, next_nonce, start_nonce, is_doubted, state, reason, fencing_token)
+    LEFT JOIN signer_nonce_cursor k -- by a key that is NULL, and not looked for, where the cursor stays as it is
+           ON k.chain_id = h.chain_id AND k.signer = CASE WHEN h.next_nonce IS NOT NULL THEN h.signer END
+), new_cursors AS (
+  INSERT INTO signer_nonce_cursor (chain_id, signer, next_nonce, start_nonce, is_doubted, state, reason, fencing_token)
   SELECT g.chain_id, g.signer, g.next_nonce, g.start_nonce, g.is_doubted, g.cursor_state, g.reason, g.token
     FROM judged g
-   WHERE g.applies AND g.next_nonce IS NOT NULL
-      ON CONFLICT (chain_id, signer) DO UPDATE
-     SET next_nonce = excluded.next_nonce, start_nonce = excluded.start_nonce,
-         is_doubted = excluded.is_doubted, state = excluded.state, reason = excluded.reason,
-         fencing_token = excluded.fencing_token, updated_at = clock_timestamp()
+   WHERE g.applies AND g.next_nonce IS NOT NULL AND g.place IS NULL
+), cursors AS (
+  -- By the place that was just looked up.
+  UPDATE signer_nonce_cursor k
+     SET next_nonce = g.next_nonce,
+         start_nonce = g.start_nonce,
+         is_doubted = g.is_doubted,
+         state = g.cursor_state,
+         reason = g.reason,
+         fencing_token = g.token,
+         updated_at = clock_timestamp()
+    FROM judged g
+   WHERE g.applies AND k.ctid = g.place AND k.next_nonce = g.next_expected AND k.state = g.state_expected
 ), txs AS (
   -- By the place that was just looked up; the id is compared in a way that no index serves.
   UPDATE managed_tx t

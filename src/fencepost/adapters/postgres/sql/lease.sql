@@ -51,12 +51,15 @@ INSERT INTO database_history (timeline) VALUES ($1) ON CONFLICT DO NOTHING
 -- name: lease_renew
 -- Prolongs all terms of a node in one statement; a term whose place is missing from the answer is over.
 -- fenced: by its token, which is never in SET
-UPDATE signer_lease s
-   SET expires_at = clock_timestamp() + make_interval(secs => $4)
-  FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[]) WITH ORDINALITY
-       AS w (chain_id, signer, token, place)
- WHERE s.chain_id = w.chain_id AND s.signer = w.signer AND s.fencing_token = w.token
-RETURNING w.place
+WITH renewed AS (
+  UPDATE signer_lease s
+     SET expires_at = clock_timestamp() + make_interval(secs => $4)
+    FROM unnest($1::text::bigint[], $2::text::text[], $3::text::bigint[]) WITH ORDINALITY
+         AS w (chain_id, signer, token, place)
+   WHERE s.chain_id = w.chain_id AND s.signer = w.signer AND s.fencing_token = w.token
+  RETURNING w.place
+)
+SELECT coalesce(array_agg(place), '{}') AS places FROM renewed
 
 -- name: lease_release
 -- Lets go at once, so that another node need not wait for the end of the term.
