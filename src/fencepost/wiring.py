@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypedDict
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ from fencepost.application.intake import Intake
 from fencepost.application.lane import Lane, Policy
 from fencepost.application.ports import Header
 from fencepost.application.waiting import Waiting
-from fencepost.domain.ids import Address, Signer, TxHash
+from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.transaction import Fees, UnsignedTx
@@ -49,6 +49,7 @@ from fencepost.runtime.node import Node, Pace
 from fencepost.runtime.observing import NodeObserver
 from fencepost.runtime.routing import Router
 from fencepost.settings import Settings
+from fencepost.settings.declaration import SignerPolicy
 from fencepost.wiring_nodes import advertised_url, among_others, leave, member, open_forwarding
 
 RPC_TIMEOUT_S = 10.0
@@ -153,12 +154,13 @@ async def open_node(
         )
         router = Router(me, grace_s=settings.routing.grace_s)
         handlers: dict[UUID, Handler] = {}
+        lane_policy = cache(partial(policy_for, settings))  # nearly all lanes share one
 
         def make_lane(term: Term) -> Lane:
             chain_id = term.signer.chain_id
             return Lane(
                 term=term,
-                policy=policy_for(settings, term.signer),
+                policy=lane_policy(settings.signer_policy(term.signer.address)),
                 ledger=ledger,
                 chain=chains[chain_id],
                 watch=watches[chain_id],
@@ -351,13 +353,12 @@ def _watch(settings: Settings, chain: EvmChain) -> ChainWatch:
     return ChainWatch(chain, settled_tag=required)
 
 
-def policy_for(settings: Settings, signer: Signer) -> Policy:
-    policy = settings.signer_policy(signer.address)
+def policy_for(settings: Settings, of_signer: SignerPolicy) -> Policy:
     fees, bump = settings.fees, settings.fees.bump
     return Policy(
-        strict=policy.mode == "strict",
-        start_from=policy.start_from,
-        max_in_flight=policy.max_in_flight,
+        strict=of_signer.mode == "strict",
+        start_from=of_signer.start_from,
+        max_in_flight=of_signer.max_in_flight,
         chain_query=settings.nonce.chain_query,
         failover_loses_commits=settings.database.failover_loses_commits,
         state_timeout_s=settings.nonce.state_timeout_s,

@@ -7,7 +7,7 @@ caught by the same check. A schedule that let its mutant through would prove not
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -328,7 +328,7 @@ async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
     write = stage.allocation(first, nonce=0, before=None, term=term)
     assert (await (await on.ledger(on.old)).commit(write)).applied
     now = Cursor(next_nonce=1, start_nonce=0)
-    for remembered in (None, replace(now, next_nonce=0), replace(now, state=CursorState.PAUSED)):
+    for remembered in (None, now.changed(next_nonce=0), now.changed(state=CursorState.PAUSED)):
         await refused_whole(on, stage.allocation(second, nonce=1, before=remembered, term=term))
     assert (
         await (await on.ledger(on.old)).commit(stage.allocation(second, nonce=1, before=now, term=term))

@@ -50,7 +50,7 @@ def protect_forgotten() -> list[Change]:
     def adopt(self: Lane, state: LaneState, *, queue_limit: int) -> None:
         honest(self, state, queue_limit=queue_limit)
         if self.cursor is not None and self.cursor.state is CursorState.PROTECT:
-            self.cursor = replace(self.cursor, state=CursorState.ACTIVE, reason=None)
+            self.cursor = self.cursor.changed(state=CursorState.ACTIVE, reason=None)
 
     return [(Lane, "adopt", adopt), (FakeLedger, "_check_cursor", lambda *_: None)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,7 +57,7 @@ def _requeue(lane: Lane, tx: ManagedTx, *, release: bool) -> None:
     data.nonces.pop((tx.signer, tx.held_nonce()), None)
     cursor = data.cursors[tx.signer]
     if release and cursor.next_nonce == tx.held_nonce() + 1:
-        data.cursors[tx.signer] = replace(cursor, next_nonce=tx.held_nonce())
+        data.cursors[tx.signer] = cursor.changed(next_nonce=tx.held_nonce())
     raise StateMoved("as planted")
 
 
@@ -112,7 +111,7 @@ def node_says_the_nonce() -> list[Change]:
         cursor = await honest(lane)
         if cursor is None:
             return None
-        return replace(cursor, next_nonce=await lane.chain.nonce(lane.signer.address, "latest"))
+        return cursor.changed(next_nonce=await lane.chain.nonce(lane.signer.address, "latest"))
 
     return [(allocate, "checked_cursor", checked), (FakeLedger, "_claims", claims_without_key)]
 
@@ -172,7 +171,7 @@ def nonce_skipped() -> list[Change]:
 
     async def commit(lane: Lane, changes: Sequence[TxChange] = (), **kwargs: Any) -> list[ManagedTx]:
         if kwargs.get("op") == "allocate" and len(changes) > 1:
-            kwargs["cursor"] = replace(kwargs["cursor"], next_nonce=kwargs["cursor"].next_nonce + 1)
+            kwargs["cursor"] = kwargs["cursor"].changed(next_nonce=kwargs["cursor"].next_nonce + 1)
         return await honest(lane, changes, **kwargs)
 
     return [(Lane, "commit", commit)]
@@ -191,7 +190,7 @@ def doubt_without_fillers() -> list[Change]:
     """When the chain stands where our cursor does, all is well."""
 
     async def fill_doubt(lane: Lane, cursor: Cursor) -> None:
-        await lane.commit(cursor=replace(cursor, is_doubted=False), op="trust")
+        await lane.commit(cursor=cursor.changed(is_doubted=False), op="trust")
 
     return [(sequence, "_fill_doubt", fill_doubt)]
 

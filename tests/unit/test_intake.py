@@ -33,7 +33,7 @@ def take(gate: Intake, *signers: Signer) -> None:
 
 def test_what_was_counted_and_what_came_since_fill_the_room_of_a_signer() -> None:
     gate = intake()
-    gate.sampled(Sample({A: {State.QUEUED: 4, State.SUBMITTED: 100}}))
+    gate.sampled(Sample({State.QUEUED: {A: 4}, State.SUBMITTED: {A: 100}}))
     take(gate, A, A)
     with pytest.raises(Overloaded) as refused:
         take(gate, B, A)
@@ -44,17 +44,17 @@ def test_what_was_counted_and_what_came_since_fill_the_room_of_a_signer() -> Non
 
 def test_all_signers_share_one_bound() -> None:
     gate = intake()
-    gate.sampled(Sample({A: {State.QUEUED: 5}, B: {State.QUEUED: 5}}))
+    gate.sampled(Sample({State.QUEUED: {A: 5, B: 5}}))
     with pytest.raises(Overloaded):
         take(gate, Signer(1, Address("0x" + "3" * 40)))
 
 
 def test_there_is_room_again_when_the_queue_was_worked_off() -> None:
     gate = intake()
-    gate.sampled(Sample({A: {State.QUEUED: 6}}))
+    gate.sampled(Sample({State.QUEUED: {A: 6}}))
     with pytest.raises(Overloaded):
         take(gate, A)
-    gate.sampled(Sample({A: {State.TRACKING: 6}}))
+    gate.sampled(Sample({State.TRACKING: {A: 6}}))
     take(gate, A)
 
 
@@ -91,7 +91,7 @@ async def test_room_is_given_back_when_storing_fails() -> None:
 def test_refusals_are_told() -> None:
     observer = FakeObserver()
     gate = Intake(observer, max_queued=1, max_queued_per_signer=1)
-    gate.sampled(Sample({A: {State.QUEUED: 1}}))
+    gate.sampled(Sample({State.QUEUED: {A: 1}}))
     with pytest.raises(Overloaded):
         take(gate, B, B)
     assert observer.of("overloaded") == [{"bound": "all", "count": 2}]

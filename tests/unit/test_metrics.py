@@ -79,7 +79,7 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("receipts", signer=SIGNER, asked=5, found=2)
     observer.note("receipts_failed", signer=SIGNER)
     observer.note("new_fork", signer=SIGNER, tx=TX, token=1)
-    observer.note("waited", seconds=0.01)
+    observer.note("waited", seconds=[0.01])
     observer.note("handed_over", signer=SIGNER, token=1, seconds=0.1)
     observer.note("overloaded", bound="all", count=3)
     observer.note("duplicate_node", name="north", incarnation="x")
@@ -91,7 +91,7 @@ def exercised(*, signer_labels: bool = False) -> Metrics:
     observer.note("moved", signer=SIGNER, changes=[moved(TX, State.TRACKING, State.CONFIRMED)], at_s=12.0)
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "ok")
     metrics.rpc_call("http://node:8545", "eth_chainId", 0.02, "unavailable")
-    metrics.sampled({SIGNER: {State.QUEUED: 7}})
+    metrics.sampled({State.QUEUED: {SIGNER: 7}})
     metrics.watch(held=lambda: 5, waiting=lambda: 6, pool=lambda: PoolUse(used=1, idle=2, most=10))
     return metrics
 
@@ -323,5 +323,5 @@ def test_a_critical_write_is_logged_with_signer_transaction_node_and_token(
 
 
 def test_what_only_the_figures_need_is_not_logged(written: io.StringIO) -> None:
-    NodeObserver("north").note("waited", seconds=0.1)
+    NodeObserver("north").note("waited", seconds=[0.1])
     assert written.getvalue() == ""

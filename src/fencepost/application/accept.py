@@ -118,9 +118,13 @@ class Accept:
         if self.requested is None:
             self.hint(signer)
             return
+        if len(answers) == 1:  # in a crowd of signers, and where requests come one by one
+            queued, behind = answers[0].queued, answers[0].behind
+            self.requested(signer, () if queued is None else (queued,), behind)
+            return
         next_in_line = [answer.queued for answer in answers if answer.queued is not None]
-        behind = {seq for answer in answers for seq in answer.behind}
-        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else (), behind)
+        all_behind = {seq for answer in answers for seq in answer.behind}
+        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else (), all_behind)
 
     async def create(self, request: Request) -> Accepted:
         """One request; what is no success is raised."""

@@ -13,7 +13,8 @@ from functools import partial
 from fencepost.application import attempts
 from fencepost.application.attempts import AtFeeCap
 from fencepost.application.hooks import NonceContext
-from fencepost.application.lane import Lane, is_waiting_to_be_sent, protect
+from fencepost.application.lane import Lane, protect
+from fencepost.application.ports import TxChange
 from fencepost.domain import managed
 from fencepost.domain.decide import Action, decide
 from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
@@ -31,6 +32,8 @@ HANDLER_TIMEOUT_S = 30.0
 
 # What every send meets; Python 3.11 calls a function to find a member of an enumeration.
 _TRACK, _FILLER = Action.TRACK, Purpose.FILLER
+
+_SENDABLE = frozenset({State.ALLOCATED, State.SUBMITTED})
 
 
 async def broadcast(lane: Lane) -> int:
@@ -56,6 +59,16 @@ def waiting_to_be_sent(lane: Lane) -> list[ManagedTx]:
     return [tx for tx in lane.in_flight.values() if is_waiting_to_be_sent(tx)]
 
 
+def is_sendable(tx: ManagedTx) -> bool:
+    """It has bytes, and nothing says that they must stay here."""
+    return tx.state in _SENDABLE and tx.mined is None and bool(tx.attempts)
+
+
+def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
+    """It has bytes that never went out, as far as we know."""
+    return tx.resubmit_due_s is None and is_sendable(tx) and tx.latest.sent_count == 0
+
+
 async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
     """The stored bytes of each, in one batch. Whether all went well, so that nothing follows from the answers."""
     return await take_answers(lane, txs, await lane.chain.send([tx.latest.signed for tx in txs]))
@@ -67,39 +80,44 @@ async def take_answers(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[S
     If all went well, the commit can wait: should it never come, the next owner sends the same bytes again.
     An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
     """
+    actions = [_action(*answered) for answered in zip(txs, results, strict=True)]
+    if actions.count(_TRACK) == len(actions):
+        hold_answers(lane, txs, results)
+        return True
+    stored = await lane.commit(_told_by_answers(lane, txs, results, actions), op="send_result")
+    answered = list(zip(stored, actions, results, strict=True))
+    for tx, action, result in sorted(answered, key=_alarms_first):
+        await _follow_up(lane, tx, action, result)
+    return False
+
+
+def hold_answers(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
+    """All went well."""
+    changes = _told_by_answers(lane, txs, results, [_TRACK] * len(txs))
+    lane.hold(changes, for_s=lane.policy.record_within_s)
+
+
+def _told_by_answers(
+    lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult], actions: Sequence[Action]
+) -> list[TxChange]:
     if not (lane.policy.fetch_receipt_upon_entry and lane.mines_at_once):  # then the lane looks for itself
         lane.watch.block_expected.set()
     now_s = lane.clock.now_s()
-    actions: list[Action] = []
     changes = []
-    for tx, result in zip(txs, results, strict=True):
-        action = _action(tx, result)
-        actions.append(action)
+    for tx, result, action in zip(txs, results, actions, strict=True):
         due_s = _due_s(lane, tx, action, now_s)
-        changes.append(
-            lane.change(
-                tx,
-                partial(
-                    managed.sent, attempt_number=tx.latest.number, result=result, now_s=now_s, due_s=due_s
-                ),
-            )
-        )
+        number = tx.latest.number
+        sent = partial(managed.sent, attempt_number=number, result=result, now_s=now_s, due_s=due_s)
+        changes.append(lane.change(tx, sent))
     lane.observer.note(
         "sent",
         signer=lane.signer,
         token=lane.term.token,
         txs=[tx.tx_id for tx in txs],
         results=[result.category for result in results],
-        again=sum(tx.latest.sent_count > 0 for tx in txs),
+        again=len([tx for tx in txs if tx.latest.sent_count > 0]),
     )
-    if actions.count(_TRACK) == len(actions):
-        lane.hold(changes, for_s=lane.policy.record_within_s)
-        return True
-    stored = await lane.commit(changes, op="send_result")
-    answered = list(zip(stored, actions, results, strict=True))
-    for tx, action, result in sorted(answered, key=_alarms_first):
-        await _follow_up(lane, tx, action, result)
-    return False
+    return changes
 
 
 def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
@@ -108,7 +126,7 @@ def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
 
 def went_well(tx: ManagedTx, result: SendResult) -> bool:
     """Nothing follows from the answer."""
-    return _action(tx, result) is Action.TRACK
+    return _action(tx, result) is _TRACK
 
 
 def _action(tx: ManagedTx, result: SendResult) -> Action:

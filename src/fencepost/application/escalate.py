@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from fencepost.application.broadcast import fill, replace_attempt, send
-from fencepost.application.lane import Lane, is_sendable
+from fencepost.application.broadcast import fill, is_sendable, replace_attempt, send
+from fencepost.application.lane import Lane
 from fencepost.domain import managed
 from fencepost.domain.managed import ManagedTx
 from fencepost.domain.send import POSSIBLY_SENT

@@ -22,13 +22,14 @@ RETRY_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the database holds: live transactions by signer and state, and signers that have open commands."""
+    """What the database holds: how many live transactions in which state, whose, and signers that have open commands."""
 
-    counts: Mapping[Signer, Mapping[State, int]]
+    counts: Mapping[State, Mapping[Signer, int]]
     asked: frozenset[Signer] = frozenset()
 
-    def queued(self, signer: Signer) -> int:
-        return self.counts.get(signer, {}).get(State.QUEUED, 0)
+    @property
+    def queued(self) -> Mapping[Signer, int]:
+        return self.counts.get(State.QUEUED, {})
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Intake:
     _being_stored: int = 0
 
     def sampled(self, sample: Sample) -> None:
-        self._queued = {signer: queued for signer in sample.counts if (queued := sample.queued(signer))}
+        self._queued = dict(sample.queued)
         self._in_all = sum(self._queued.values())
 
     def stored(self, signer: Signer, count: int = 1) -> None:

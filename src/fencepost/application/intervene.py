@@ -6,7 +6,6 @@ commit as the change, so that a crash repeats it or has finished it, never half.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -133,14 +132,14 @@ async def _about_signer(lane: Lane, command: Command) -> None:
     who = {"by": command.asked_by, "reason": command.reason}
     match command.command:
         case "pause" if cursor.state is CursorState.ACTIVE:
-            paused = replace(cursor, state=CursorState.PAUSED, reason=command.reason)
+            paused = cursor.changed(state=CursorState.PAUSED, reason=command.reason)
             await _move_cursor(lane, command, paused, Entry("Pause", who), "paused")
         case "unpause" if cursor.state is CursorState.PAUSED:
-            active = replace(cursor, state=CursorState.ACTIVE, reason=None)
+            active = cursor.changed(state=CursorState.ACTIVE, reason=None)
             await _move_cursor(lane, command, active, Entry("Unpause", who), "active")
         case "protect" if cursor.state is not CursorState.PROTECT:
             reason = command.reason or f"protected by {command.asked_by}"
-            held = replace(cursor, state=CursorState.PROTECT, reason=reason)
+            held = cursor.changed(state=CursorState.PROTECT, reason=reason)
             await _move_cursor(lane, command, held, Entry("Protect", who), "protected")
         case "unprotect" if cursor.state is CursorState.PROTECT:
             await _unprotect(lane, command, cursor, who)
@@ -164,14 +163,14 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, who: dict[str
             'unprotect needs a decision: "adopt" the chain\'s nonce, "keep" ours, or "fill" the hole below it',
         )
         return
-    active = replace(cursor, state=CursorState.ACTIVE, reason=None)
+    active = cursor.changed(state=CursorState.ACTIVE, reason=None)
     changes: list[TxChange] = []
     if decision == "adopt":
         latest = await lane.chain.nonce(lane.signer.address, "latest")
         pending = max(latest, await lane.chain.nonce(lane.signer.address, "pending"))
         if cursor.next_nonce == cursor.start_nonce:  # nothing was ever allocated: the sequence begins here
-            active = replace(active, start_nonce=max(cursor.next_nonce, pending))
-        active = replace(active, next_nonce=max(cursor.next_nonce, pending))
+            active = active.changed(start_nonce=max(cursor.next_nonce, pending))
+        active = active.changed(next_nonce=max(cursor.next_nonce, pending))
         error = "its nonce was consumed by a transaction that is not ours"
         consumed = await _let_go(lane, await _consumed_by_others(lane, latest), by=command.asked_by)
         changes = [lane.change(tx, partial(managed.lost, error=error)) for tx in consumed]
@@ -198,7 +197,7 @@ async def _fill_hole(lane: Lane, command: Command, cursor: Cursor, who: dict[str
     if hole.left:
         outcome += f"; {hole.left} more are missing: protect and fill again when these are mined"
     start_nonce = min(cursor.start_nonce, hole.nonces[0])
-    active = replace(cursor, state=CursorState.ACTIVE, reason=None, start_nonce=start_nonce)
+    active = cursor.changed(state=CursorState.ACTIVE, reason=None, start_nonce=start_nonce)
     detail = {"decision": "fill", "next": active.next_nonce, "filled": len(made), "left": hole.left}
     lane.require_trust()
     await lane.commit(

@@ -16,7 +16,7 @@ the transaction next, or a little later (`hold`). Memory is ahead of the ledger 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 from uuid import UUID
@@ -162,7 +162,7 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        has_work = self.in_flight or self.queue or self.queue.arrivals or self.is_unsure
+        has_work = self.in_flight or self.queue or self.queue.arrived or self.is_unsure
         return not (has_work or self.queue_may_have_more or self.commands_may_wait)
 
     @property
@@ -189,7 +189,15 @@ class Lane:
         """Any block may tell it something: how deep lies what is mined, or a receipt that was not there yet."""
         if self.seen or self.must_look_up or self.unseen_from is not None:
             return True
-        return any(tx.mined is not None for tx in self.in_flight.values())
+        return self.has_mined
+
+    @property
+    def has_mined(self) -> bool:
+        """Something of it waits for depth."""
+        for tx in self.in_flight.values():  # noqa: SIM110 - looked at for every lane of a crowd: a generator costs more
+            if tx.mined is not None:
+                return True
+        return False
 
     def adopt(self, state: LaneState, *, queue_limit: int) -> None:
         self.cursor = state.cursor
@@ -207,7 +215,7 @@ class Lane:
         They are next in line if all that waited before them (`behind`, by seq) is held here, or has its nonce by now.
         What is kept here is a copy: who dies with it, or drops it, leaves what the next load finds.
         """
-        held = len(self.queue) + self.queue.arrivals + len(arrived)
+        held = len(self.queue) + len(self.queue.arrived) + len(arrived)
         if (
             arrived
             and not self.queue_may_have_more
@@ -272,7 +280,8 @@ class Lane:
         if write.cursor_after is not None:
             self.cursor = write.cursor_after
         made = (*write.changes, *write.fillers) if write.fillers else write.changes
-        self.queue.leave({change.before.tx_id for change in made if _leaves_queue(change)})
+        if gone := [change.before for change in made if _leaves_queue(change)]:
+            self.queue.leave(gone)
         for change in made:
             held = self._held.pop(change.before.tx_id, None) if self._held else None
             if held is None or held.change is not change:  # else it was remembered when it happened
@@ -294,7 +303,7 @@ class Lane:
     @property
     def write_by_s(self) -> float | None:
         """When the first of what is held has to be written."""
-        return min((held.write_by_s for held in self._held.values()), default=None)
+        return min([held.write_by_s for held in self._held.values()]) if self._held else None
 
     def due(self) -> list[TxChange]:
         if not self._held:
@@ -382,19 +391,6 @@ async def protect(lane: Lane, reason: str) -> None:
     await lane.write_held()  # what went out before the alarm is told before it
     start = lane.policy.start_from if isinstance(lane.policy.start_from, int) else 0
     base = lane.cursor or Cursor(start, start, is_doubted=lane.doubts_history)
-    cursor = replace(base, state=CursorState.PROTECT, reason=reason[:2000])
+    cursor = changed(base, state=CursorState.PROTECT, reason=reason[:2000])
     await lane.commit(cursor=cursor, entries=[Entry("Protect", {"reason": reason})], op="protect")
     lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)
-
-
-_SENDABLE = frozenset({State.ALLOCATED, State.SUBMITTED})
-
-
-def is_sendable(tx: ManagedTx) -> bool:
-    """It has bytes, and nothing says that they must stay here."""
-    return tx.state in _SENDABLE and tx.mined is None and bool(tx.attempts)
-
-
-def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
-    """It has bytes that never went out, as far as we know."""
-    return tx.resubmit_due_s is None and is_sendable(tx) and tx.latest.sent_count == 0

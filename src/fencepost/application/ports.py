@@ -163,8 +163,7 @@ class Accepted(Value, frozen=True):
 Requested = Callable[[Signer, Sequence[ManagedTx], Collection[int]], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Value, frozen=True):
     """The next nonce of a signer; every nonce of `start_nonce … next_nonce - 1` belongs to one transaction of ours."""
 
     next_nonce: int

@@ -7,7 +7,7 @@ the same however long it is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
 from uuid import UUID
@@ -17,43 +17,38 @@ from fencepost.domain.managed import ManagedTx
 _NEVER_S = float("inf")
 
 
-class Queue:
+class Queue(deque[ManagedTx]):
+    """A deque, so that asking how long it is, or what stands first, is no call of a function of ours."""
+
+    __slots__ = ("_first_deadline_s", "_newest_seq", "arrived")
+
     def __init__(self) -> None:
-        self._txs: deque[ManagedTx] = deque()
-        self._arrived: list[ManagedTx] = []  # stored just now, and not looked at yet
+        super().__init__()
+        self.arrived: list[ManagedTx] = []  # stored just now, and not looked at yet
         self._newest_seq = 0  # of all that were ever held
         self._first_deadline_s = _NEVER_S  # none of them is too late before
 
-    def __len__(self) -> int:
-        return len(self._txs)
-
-    def __iter__(self) -> Iterator[ManagedTx]:
-        return iter(self._txs)
-
-    def __getitem__(self, index: int) -> ManagedTx:
-        return self._txs[index]
-
     def load(self, txs: Sequence[ManagedTx]) -> None:
         """As the ledger has it, in place of what was held."""
-        self._txs = deque(txs)
+        self._hold(txs)
         self._newest_seq = max(self._newest_seq, txs[-1].seq if txs else 0)
         self._find_first_deadline()
-        if self._arrived:
+        if self.arrived:
             seen = {tx.tx_id for tx in txs}
-            self._arrived = [tx for tx in self._arrived if tx.tx_id not in seen]
+            self.arrived = [tx for tx in self.arrived if tx.tx_id not in seen]
 
-    @property
-    def arrivals(self) -> int:
-        return len(self._arrived)
+    def _hold(self, txs: Sequence[ManagedTx]) -> None:
+        self.clear()
+        self.extend(txs)
 
     def arrive(self, txs: Sequence[ManagedTx]) -> None:
         """They were stored just now, and nothing waited before them. Safe while a load is under way."""
-        self._arrived += txs
+        self.arrived += txs
 
     def holds_all(self, seqs: Collection[int], *besides: Iterable[ManagedTx]) -> bool:
         """Here, looked at or not, or in what is given besides."""
         left = set(seqs)
-        for tx in chain(reversed(self._arrived), reversed(self._txs), *besides):
+        for tx in chain(reversed(self.arrived), reversed(self), *besides):
             left.discard(tx.seq)
             if not left:
                 return True
@@ -61,7 +56,7 @@ class Queue:
 
     def take_arrivals(self) -> list[ManagedTx]:
         """For `add`; or to be forgotten, when a load begins that will see them."""
-        taken, self._arrived = self._arrived, []
+        taken, self.arrived = self.arrived, []
         return taken
 
     def is_news(self, tx: ManagedTx) -> bool:
@@ -70,36 +65,39 @@ class Queue:
 
     def add(self, tx: ManagedTx) -> None:
         """By arrival: two that were stored side by side may come in either order."""
-        if self._txs and self._txs[-1].seq > tx.seq:
-            self._txs = deque(sorted((*self._txs, tx), key=attrgetter("seq")))
+        if self and self[-1].seq > tx.seq:
+            self._hold(sorted((*self, tx), key=attrgetter("seq")))
         else:
-            self._txs.append(tx)
+            self.append(tx)
         self._newest_seq = max(self._newest_seq, tx.seq)
         if tx.valid_until_s is not None:
             self._first_deadline_s = min(self._first_deadline_s, tx.valid_until_s)
 
     def update(self, tx: ManagedTx) -> None:
         """It still waits, but is another value; one that isn't held is left to the next load."""
-        for index, queued in enumerate(self._txs):
+        for index, queued in enumerate(self):
             if queued.tx_id == tx.tx_id:
-                self._txs[index] = tx
+                self[index] = tx
                 return
 
-    def leave(self, gone: set[UUID]) -> None:
+    def leave(self, gone: Iterable[ManagedTx]) -> None:
         """They wait no more. From the head on that is quick; the rest is gone through once for all of them."""
-        left = set(gone)
-        while left and self._txs and self._txs[0].tx_id in left:
-            left.discard(self._txs.popleft().tx_id)
+        left: set[UUID] = set()
+        for tx in gone:
+            if self and self[0] is tx:
+                self.popleft()
+            else:
+                left.add(tx.tx_id)
         if left:
-            self._txs = deque(tx for tx in self._txs if tx.tx_id not in left)
+            self._hold([tx for tx in self if tx.tx_id not in left])
 
     def too_late(self, now_s: float) -> list[ManagedTx]:
         """Those whose time has passed; looked for only when the first of them may be due."""
         if now_s < self._first_deadline_s:
             return []
         self._find_first_deadline()
-        return [tx for tx in self._txs if tx.valid_until_s is not None and tx.valid_until_s <= now_s]
+        return [tx for tx in self if tx.valid_until_s is not None and tx.valid_until_s <= now_s]
 
     def _find_first_deadline(self) -> None:
-        deadlines = (tx.valid_until_s for tx in self._txs if tx.valid_until_s is not None)
+        deadlines = (tx.valid_until_s for tx in self if tx.valid_until_s is not None)
         self._first_deadline_s = min(deadlines, default=_NEVER_S)

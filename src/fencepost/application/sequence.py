@@ -27,8 +27,6 @@ gone for good. Where commits can't be lost (`database.failover_loses_commits` is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fencepost.application.holes import fillers
 from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import Cursor, LaneState
@@ -53,7 +51,7 @@ def recall_doubt(lane: Lane, state: LaneState) -> None:
     else:
         is_other = token is not None and history_of(token) != history_of(lane.term.token)
         is_doubted = cursor.is_doubted or is_other
-        lane.cursor = replace(cursor, is_doubted=is_doubted)
+        lane.cursor = cursor.changed(is_doubted=is_doubted)
     lane.doubts_history = is_doubted or _fillers_wait(lane)
     lane.has_doubted |= lane.doubts_history
 
@@ -143,7 +141,7 @@ async def _judge(lane: Lane, cursor: Cursor, on_chain: int) -> Cursor | None:
     if lane.policy.strict:
         await protect(lane, f"{compared}: somebody else uses this key")
         return None
-    adopted = replace(cursor, next_nonce=lane.ahead_nonce)
+    adopted = cursor.changed(next_nonce=lane.ahead_nonce)
     entry = Entry("AdoptChainNonce", {"from": cursor.next_nonce, "to": adopted.next_nonce})
     await lane.commit(cursor=adopted, entries=[entry], op="adopt")
     return adopted if on_chain == adopted.next_nonce else await _judge(lane, adopted, on_chain)
@@ -185,7 +183,7 @@ async def _fill_doubt(lane: Lane, cursor: Cursor) -> None:
     nonces = range(cursor.next_nonce, cursor.next_nonce + lane.policy.window)
     made = await fillers(lane, nonces)
     lane.require_trust()
-    settling = replace(cursor.past(len(made)), is_doubted=False)
+    settling = cursor.past(len(made)).changed(is_doubted=False)
     entry = Entry("FillDoubt", {"from": nonces.start, "to": nonces.stop - 1})
     await lane.commit(cursor=settling, entries=[entry], fillers=made, op="fill_doubt")
 

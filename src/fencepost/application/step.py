@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fencepost.application.allocate import MOST_AT_ONCE, allocate, room
-from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast
+from fencepost.application.broadcast import FIRST_BACK_OFF_S, broadcast, is_sendable, is_waiting_to_be_sent
 from fencepost.application.escalate import escalate
 from fencepost.application.intervene import intervene
-from fencepost.application.lane import Lane, StateMoved, is_sendable, is_waiting_to_be_sent
+from fencepost.application.lane import Lane, StateMoved
 from fencepost.application.reconcile import reconcile, reopen_undone
 from fencepost.application.sequence import look_again, next_look_in_s
 from fencepost.application.track import look_at_once, track
@@ -54,7 +54,7 @@ async def _round(lane: Lane, at_most: int) -> float | None:
 async def _work_off_queue(lane: Lane, at_most: int) -> float | None:
     """As far as there is room, or until a block has something to tell."""
     for _ in range(MOST_BATCHES):
-        if lane.queue.arrivals or lane.queue_may_have_more:
+        if lane.queue.arrived or lane.queue_may_have_more:
             await _refill(lane, at_most)
         if not lane.queue or not await allocate(lane, at_most):
             return None
@@ -99,8 +99,8 @@ def come_back_in_s(lane: Lane) -> float | None:
         times.append(now_s + 0.5)
     if lane.commands_may_wait:
         times.append(now_s)
-    if lane.write_by_s is not None:
-        times.append(lane.write_by_s)
+    if (write_by_s := lane.write_by_s) is not None:
+        times.append(write_by_s)
     if lane.ahead_looked_s is not None:
         times.append(now_s + next_look_in_s(lane))
     if lane.queue and lane.hold_allocation_until_s > 0:

@@ -24,7 +24,7 @@ from fencepost.application.allocate import (
     share_of,
     to_be_signed,
 )
-from fencepost.application.broadcast import take_answers, waiting_to_be_sent, went_well
+from fencepost.application.broadcast import hold_answers, take_answers, waiting_to_be_sent, went_well
 from fencepost.application.lane import Lane, Policy, StateMoved
 from fencepost.application.ports import Chain, Cursor, LaneWrite
 from fencepost.application.sequence import is_checked
@@ -32,10 +32,12 @@ from fencepost.application.step import take_arrivals
 from fencepost.application.track import Depths, due_for_look_up, hashes_of, told_by_receipts
 from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx, Purpose
-from fencepost.domain.send import SendResult
 from fencepost.domain.states import CursorState
 from fencepost.domain.transaction import UnsignedTx
 from fencepost.errors import Fenced, FencepostError, RpcError
+
+# What every lane meets; Python 3.11 calls a function to find a member of an enumeration.
+_ACTIVE = CursorState.ACTIVE
 
 
 class StepAlone(Exception):
@@ -56,29 +58,33 @@ def may_be_plain(policy: Policy) -> bool:
 
 def is_plain(lane: Lane) -> bool:
     """There are receipts to fetch, nonces to give or sends to write down, and nothing else to see to or to doubt."""
-    queue, cursor, now_s = lane.queue, lane.cursor, lane.clock.now_s()
-    return (
-        (bool(lane.seen) or bool(queue.arrivals) or bool(queue) or bool(lane.due()))
-        and may_be_plain(lane.policy)
-        and lane.reconciled
-        and cursor is not None
-        and cursor.state is CursorState.ACTIVE
-        and not (lane.commands_may_wait or lane.queue_may_have_more or lane.must_look_up)
-        and not (lane.doubts_history or lane.is_unsure or lane.hold_allocation_until_s)
-        and lane.ahead_looked_s is None
-        and is_checked(lane, now_s)
-        and all(_is_well(tx, now_s) for tx in lane.in_flight.values())
-    )
-
-
-def _is_well(tx: ManagedTx, now_s: float) -> bool:
-    """It has bytes, waits for its block, and is not to be sent again yet."""
-    return tx.mined is None and bool(tx.attempts) and (tx.resubmit_due_s is None or tx.resubmit_due_s > now_s)
+    cursor, now_s = lane.cursor, lane.clock.now_s()
+    if (
+        cursor is None
+        or cursor.state is not _ACTIVE
+        or not lane.reconciled
+        or lane.commands_may_wait
+        or lane.queue_may_have_more
+        or lane.must_look_up
+        or lane.doubts_history
+        or lane.hold_allocation_until_s
+        or lane.ahead_looked_s is not None
+        or lane.is_unsure
+        or not (may_be_plain(lane.policy) and is_checked(lane, now_s))
+    ):
+        return False
+    for tx in lane.in_flight.values():
+        # Each has bytes, waits for its block, and is not to be sent again yet.
+        if tx.mined is not None or not tx.attempts:
+            return False
+        if tx.resubmit_due_s is not None and tx.resubmit_due_s <= now_s:
+            return False
+    return bool(lane.seen or lane.queue or lane.queue.arrived or lane.due())
 
 
 def weight(lane: Lane, at_most: int) -> int:
     """How many transactions of it a sweep is about: with too many, the others would wait for them."""
-    return max(1, len(lane.seen), min(len(lane.queue) + lane.queue.arrivals, at_most))
+    return max(1, len(lane.seen), min(len(lane.queue) + len(lane.queue.arrived), at_most))
 
 
 async def sweep(lanes: Sequence[Lane], at_most: int = MOST_AT_ONCE) -> Mapping[Signer, Exception]:
@@ -106,9 +112,14 @@ class _Walk:
     # ---- receipts
 
     async def take_receipts(self, lanes: Sequence[Lane]) -> None:
+        writes = await self._ends(lanes)
+        await self._commit(writes, op="receipt")
+        self._leave(lane for lane, _ in writes if lane.has_mined)
+
+    async def _ends(self, lanes: Sequence[Lane]) -> Sequence[tuple[Lane, LaneWrite]]:
         asked = [(lane, txs) for lane in lanes if (txs := due_for_look_up(lane))]
         if not asked:
-            return
+            return ()
         try:
             hashes = [tx_hash for _, txs in asked for tx_hash in hashes_of(txs)]
             receipts = await lanes[0].watch.receipts.of(lanes[0].chain, hashes)
@@ -116,7 +127,7 @@ class _Walk:
             for lane, _ in asked:
                 lane.must_look_up = True
             self._leave(lane for lane, _ in asked)
-            return
+            return ()
         found = {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
         depths: Depths = {}
         writes: list[tuple[Lane, LaneWrite]] = []
@@ -128,16 +139,18 @@ class _Walk:
             if len(changes) < len(txs):
                 lane.must_look_up = True
                 self._leave([lane])
-        await self._commit(writes, op="receipt")
-        self._leave(lane for lane, _ in writes if any(tx.mined is not None for tx in lane.in_flight.values()))
+        return writes
 
     # ---- nonces
 
     async def give_nonces(self, lanes: Sequence[Lane]) -> None:
-        wanting = [lane for lane in lanes if lane.queue or lane.queue.arrivals]
+        await self._commit(await self._allocations(lanes), op="allocate")
+
+    async def _allocations(self, lanes: Sequence[Lane]) -> Sequence[tuple[Lane, LaneWrite]]:
+        wanting = [lane for lane in lanes if lane.queue or lane.queue.arrived]
         planned = [plan for lane in wanting if (plan := await self._plan(lane)) is not None]
         if not planned:
-            return
+            return ()
         signed = await lanes[0].keys.sign_each([(lane.signer.address, txs) for lane, _, _, txs in planned])
         writes: list[tuple[Lane, LaneWrite]] = []
         for (lane, cursor, priced, txs), raw in zip(planned, signed, strict=True):
@@ -147,7 +160,7 @@ class _Walk:
             made = attempts.made(txs, raw, numbers=[1] * len(txs), purpose=Purpose.INTENT)
             changes = allocations(lane, cursor, priced, made)
             writes.append((lane, lane.write(changes, cursor=cursor.past(len(changes)))))
-        await self._commit(writes, op="allocate")
+        return writes
 
     async def _plan(self, lane: Lane) -> _Planned | None:
         take_arrivals(lane)
@@ -178,19 +191,18 @@ class _Walk:
             answers = iter(results)
             for lane, txs in crowd:
                 said = list(islice(answers, len(txs)))
-                if len(crowd) == 1 or all(map(went_well, txs, said)):  # nobody waits for what a refusal takes
-                    await self._take_answers(lane, txs, said)
-                else:
-                    self._leave([lane])
+                try:
+                    if all(map(went_well, txs, said)):
+                        hold_answers(lane, txs, said)
+                    elif len(crowd) == 1:  # nobody else waits for what a refusal takes
+                        await take_answers(lane, txs, said)
+                    else:
+                        self._leave([lane])
+                except FencepostError as error:
+                    self.left[lane.signer] = error
 
     async def write_due(self, lanes: Sequence[Lane]) -> None:
         await self._commit([(lane, lane.write()) for lane in lanes if lane.due()], op="held")
-
-    async def _take_answers(self, lane: Lane, txs: Sequence[ManagedTx], said: Sequence[SendResult]) -> None:
-        try:
-            await take_answers(lane, txs, said)
-        except FencepostError as error:
-            self.left[lane.signer] = error
 
     async def _commit(self, writes: Sequence[tuple[Lane, LaneWrite]], *, op: str) -> None:
         """An error of the ledger is everybody's: nobody knows what became of the writes."""

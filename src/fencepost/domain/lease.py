@@ -7,9 +7,8 @@ the database sees it ends later than we think, never earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from fencepost.domain.ids import Signer
+from fencepost.domain.value import Value, changed
 
 # Beyond this share of the lease's duration without a renewal, no new work is started.
 TRUSTED_SHARE = 0.6
@@ -23,8 +22,7 @@ def history_of(token: int) -> int:
     return token >> HISTORY_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Value, frozen=True):
     signer: Signer
     token: int
     renewed_at_s: float
@@ -34,4 +32,4 @@ class Term:
         return now_s - self.renewed_at_s < self.duration_s * TRUSTED_SHARE
 
     def renewed(self, at_s: float) -> Term:
-        return replace(self, renewed_at_s=at_s)
+        return changed(self, renewed_at_s=at_s)

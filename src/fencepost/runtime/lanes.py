@@ -33,6 +33,7 @@ from fencepost.application.sweep import StepAlone, is_plain, may_be_plain, sweep
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
+from fencepost.runtime.alarms import Alarms
 from fencepost.runtime.forks import Forks
 from fencepost.runtime.looping import IsDatabaseFailure, is_broken_connection
 from fencepost.runtime.slot import Slot
@@ -69,9 +70,11 @@ class Lanes:
     _stepping: set[Signer] = field(default_factory=set)
     _crowd: deque[Signer] = field(default_factory=deque)  # woken, and to be swept if they are plain
     _sweeps: asyncio.TaskGroup | None = None  # while it runs
+    _alarms: Alarms = field(init=False)
     forks: Forks = field(default_factory=Forks)
 
     def __post_init__(self) -> None:
+        self._alarms = Alarms(lambda slot: self.wake(slot.lane.signer))
         self._ready = [asyncio.Queue() for _ in range(self.workers)]
 
     def __contains__(self, signer: Signer) -> bool:
@@ -127,9 +130,7 @@ class Lanes:
             return
         self._at_work[signer] = slot.lane
         self._watchful.pop(signer, None)  # its step sees the newest view
-        if slot.timer is not None:
-            slot.timer.cancel()
-            slot.timer = None
+        slot.alarm_s = None
         if signer not in self._queued:
             self._queued.add(signer)
             slot.queued_at_s = time.monotonic()
@@ -160,8 +161,7 @@ class Lanes:
                 else:
                     self._ready[slot.worker].put_nowait(signer)
             for slots in plain.values():
-                for slot in slots:
-                    self._begin(slot)
+                self._begin(slots)
                 self._sweeps.create_task(self._sweep(slots), name="sweep")
 
     def _worker_of(self, signer: Signer) -> int:
@@ -174,8 +174,7 @@ class Lanes:
         if slot is None:
             return
         slot.lane.await_nothing()
-        if slot.timer is not None:
-            slot.timer.cancel()
+        slot.alarm_s = None
 
     def _let_go(self, slot: Slot) -> None:
         """Of this term only: while its last step ran, a newer one may have come in its place."""
@@ -254,13 +253,13 @@ class Lanes:
                 if slot is not None:
                     await self._write_and_retire(slot)
                 continue
-            self._begin(slot)
+            self._begin([slot])
             slot.steps_alone = False
             heads = self._heads
             try:
                 again_s = await self._step(slot)
             finally:
-                self._end(signer)
+                self._end([signer])
             await self._after_step(slot, again_s, is_behind=heads != self._heads)
             self._start_sweeps()
 
@@ -274,21 +273,22 @@ class Lanes:
 
     async def _sweep(self, slots: Sequence[Slot]) -> None:
         heads = self._heads
+        signers = [slot.lane.signer for slot in slots]
         try:
             left = await sweep([slot.lane for slot in slots], self._share())
         except Exception as error:  # noqa: BLE001 - a loop's edge: all of them are judged by it
-            left = {slot.lane.signer: error for slot in slots}
+            left = dict.fromkeys(signers, error)
         finally:
-            for slot in slots:
-                self._end(slot.lane.signer)
-        for slot in slots:
-            again_s = self._after_sweep(slot, left.get(slot.lane.signer))
-            if self._slots.get(slot.lane.signer) is not slot:
+            self._end(signers)
+        is_behind = heads != self._heads
+        for slot, signer in zip(slots, signers, strict=True):
+            again_s = self._after_sweep(slot, left.get(signer))
+            if self._slots.get(signer) is not slot:
                 continue
             if slot.leaves:
-                self.wake(slot.lane.signer)  # its worker retires it
+                self.wake(signer)  # its worker retires it
             else:
-                self._rest(slot, again_s, is_behind=heads != self._heads)
+                self._rest(slot, again_s, is_behind=is_behind)
         self._start_sweeps()
 
     def _after_sweep(self, slot: Slot, error: Exception | None) -> float | None:
@@ -301,15 +301,16 @@ class Lanes:
             return 0.0
         return self._judge(slot, error)
 
-    def _begin(self, slot: Slot) -> None:
-        signer = slot.lane.signer
-        self._queued.discard(signer)
-        self._stepping.add(signer)
-        self.observer.note("waited", seconds=time.monotonic() - slot.queued_at_s)
+    def _begin(self, slots: Sequence[Slot]) -> None:
+        signers = [slot.lane.signer for slot in slots]
+        self._queued.difference_update(signers)
+        self._stepping.update(signers)
+        now_s = time.monotonic()
+        self.observer.note("waited", seconds=[now_s - slot.queued_at_s for slot in slots])
 
-    def _end(self, signer: Signer) -> None:
-        self._stepping.discard(signer)
-        if signer in self._queued:  # woken meanwhile
+    def _end(self, signers: Sequence[Signer]) -> None:
+        self._stepping.difference_update(signers)
+        for signer in [signer for signer in signers if signer in self._queued]:  # woken meanwhile
             if (slot := self._slots.get(signer)) is not None:
                 self._line_up(slot)
             else:
@@ -334,7 +335,7 @@ class Lanes:
         if seconds <= 0:
             self.wake(signer)
         elif signer not in self._queued:
-            slot.timer = asyncio.get_running_loop().call_later(seconds, self.wake, signer)
+            self._alarms.set(slot, seconds)
 
     async def _step(self, slot: Slot) -> float | None:
         """When to step again."""

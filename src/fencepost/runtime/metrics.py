@@ -74,7 +74,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._signers = ("signer",) if signer_labels else ()
         self._since: OrderedDict[UUID, tuple[State, float]] = OrderedDict()
-        self._seen_signers: set[str] = set()
+        self._seen_signers: set[Signer] = set()
         self._leases()
         self._transactions()
         self._work()
@@ -89,7 +89,7 @@ class Metrics:
             "receipts_failed": lambda noted: self._count(self.receipt_check, noted, "error"),
             "new_fork": lambda noted: self._count(self.confirmations_new_fork, noted),
             "moved": self._on_moved,
-            "waited": lambda noted: self.worker_queue_wait_seconds[()].observe(noted["seconds"]),
+            "waited": self._on_waited,
             "lane_lost": lambda _: self.lane_lost.inc(),
             "protect": lambda _: self.signer_protect.inc(),
             "overloaded": lambda noted: self.intake_refused[noted["bound"],].inc(noted["count"]),
@@ -193,20 +193,20 @@ class Metrics:
         if outcome != "ok":
             self.rpc_errors[endpoint, outcome].inc()
 
-    def sampled(self, counts: Mapping[Signer, Mapping[State, int]]) -> None:
+    def sampled(self, counts: Mapping[State, Mapping[Signer, int]]) -> None:
         """How many transactions are in which live state, of all signers that have any."""
         if not self._signers:
             for state in LIVE:
-                self.tx_state.labels(state).set(sum(of.get(state, 0) for of in counts.values()))
+                self.tx_state.labels(state).set(sum(counts.get(state, {}).values()))
             return
-        now = {str(signer): of for signer, of in counts.items()}
-        for gone in self._seen_signers - now.keys():
+        signers = {signer for of in counts.values() for signer in of}
+        for gone in self._seen_signers - signers:
             for state in LIVE:
-                self.tx_state.remove(state, gone)
-        for signer, of in now.items():
+                self.tx_state.remove(state, str(gone))
+        for signer in signers:
             for state in LIVE:
-                self.tx_state.labels(state, signer).set(of.get(state, 0))
-        self._seen_signers = set(now)
+                self.tx_state.labels(state, str(signer)).set(counts.get(state, {}).get(signer, 0))
+        self._seen_signers = signers
 
     def watch(
         self, *, held: Callable[[], int], waiting: Callable[[], int], pool: Callable[[], PoolUse]
@@ -231,6 +231,11 @@ class Metrics:
     def _on_renew(self, noted: Mapping[str, Any]) -> None:
         for result in ("renewed", "fenced", "error"):
             self.lease_renew[result,].inc(noted.get(result, 0))
+
+    def _on_waited(self, noted: Mapping[str, Any]) -> None:
+        waits = self.worker_queue_wait_seconds[()]
+        for seconds in noted["seconds"]:
+            waits.observe(seconds)
 
     def _on_sent(self, noted: Mapping[str, Any]) -> None:
         results: Iterable[SendCategory] = noted["results"]

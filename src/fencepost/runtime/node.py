@@ -221,9 +221,9 @@ class Node:
 
     def told(self, sample: Sample) -> None:
         """What the database holds. A lane that should know more than it does missed a hint."""
-        for signer in sample.counts:
+        for signer in sample.queued:
             lane = self.lanes.get(signer)
-            if lane is not None and not lane.queue and sample.queued(signer) > 0:
+            if lane is not None and not lane.queue:
                 self._remind(lane)
         for signer in sample.asked:
             if (lane := self.lanes.get(signer)) is not None:

@@ -47,12 +47,14 @@ class NodeObserver:
     def note(self, event: str, /, **fields: object) -> None:
         self.counts[event] += 1
         self.metrics.note(event, fields)
+        if event in _NOT_LOGGED:
+            return
         if event == "wrote":
             txs = fields["txs"]
             assert isinstance(txs, list)  # noqa: S101 - `Lane.commit` is the only source
             self.on_changed(txs)
         level = _LEVELS.get(event, logging.DEBUG)
-        if event not in _NOT_LOGGED and _log.isEnabledFor(level):
+        if _log.isEnabledFor(level):
             _log.log(level, event, extra={"fields": {"node": self.node, **_as_written(fields)}})
 
 

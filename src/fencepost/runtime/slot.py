@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from fencepost.application.lane import Lane
@@ -17,7 +16,7 @@ MOST_MOVES_IN_A_ROW = 5
 class Slot:
     lane: Lane
     worker: int
-    timer: asyncio.TimerHandle | None = None
+    alarm_s: float | None = None  # when it comes back by itself: `Alarms`
     waits_for_trust: bool = False
     steps_alone: bool = False  # the next time: it met something that a sweep leaves to its own step
     leaves: bool = False  # no further step: the lease goes back when the one under way has ended

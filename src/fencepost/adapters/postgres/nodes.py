@@ -10,7 +10,7 @@ from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.application.intake import Sample
 from fencepost.application.membership import Member, NodeView
-from fencepost.domain.ids import Address, Signer
+from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
 
 
@@ -85,21 +85,17 @@ async def node_place(pool: Pool, name: str) -> tuple[str, UUID] | None:
 
 
 async def take_sample(pool: Pool) -> Sample:
-    counts: dict[Signer, dict[State, int]] = defaultdict(dict)
+    counts: dict[State, dict[Signer, int]] = defaultdict(dict)
     asked: set[Signer] = set()
-    for row in await pool.fetch(sql("sample_live")):
-        signer = _signer(row["chain_id"], row["signer"])
-        if row["state"] is None:
-            asked.add(signer)
+    for chain_id, state, addresses, counted in await pool.fetch(sql("sample_live")):
+        signers = [Signer(chain_id, address) for address in addresses]
+        if state is None:
+            asked.update(signers)
         else:
-            counts[signer][State(row["state"])] = row["count"]
+            counts[State(state)].update(zip(signers, counted, strict=True))
     return Sample(dict(counts), frozenset(asked))
 
 
 async def soonest_expiry_s(pool: Pool, incarnation: UUID) -> float | None:
     seconds: float | None = await pool.fetchval(sql("soonest_expiry"), incarnation)
     return seconds
-
-
-def _signer(chain_id: int, address: str) -> Signer:
-    return Signer(chain_id, Address(address))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, Final
@@ -104,7 +103,7 @@ class LedgerPort:
         async def effect() -> Sequence[Term]:
             terms = await self.inner.acquire(signers)
             self._gate.records.acquired(self._incarnation, self._gate.process.name, terms)
-            return [replace(term, renewed_at_s=began_s) for term in terms]
+            return [term.renewed(began_s) for term in terms]
 
         return await self.call("acquire", effect)  # type: ignore[no-any-return]  # the gate passes it on
 

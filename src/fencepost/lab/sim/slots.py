@@ -25,7 +25,7 @@ from fencepost.application.ports import Chain, Header, KeyPort, Ledger
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.managed import ManagedTx
-from fencepost.domain.states import LIVE
+from fencepost.domain.states import LIVE, State
 from fencepost.errors import RpcError
 from fencepost.lab.sim.chain import FakeChain
 from fencepost.lab.sim.gate import CallCounter, Gate, Host, SimClock
@@ -196,11 +196,11 @@ class Slot:
 
     async def _sample(self, port: LedgerPort, node: Node) -> float:
         async def count() -> Sample:
-            counts: dict[Signer, dict[Any, int]] = {}
+            counts: dict[State, dict[Signer, int]] = {}
             for tx in self.database.txs.values():
                 if tx.state in LIVE:
-                    of_signer = counts.setdefault(tx.signer, {})
-                    of_signer[tx.state] = of_signer.get(tx.state, 0) + 1
+                    of_state = counts.setdefault(tx.state, {})
+                    of_state[tx.signer] = of_state.get(tx.signer, 0) + 1
             asked = {asked.signer for asked in self.database.asked.values() if asked.outcome is None}
             return Sample(counts, frozenset(asked))
 
