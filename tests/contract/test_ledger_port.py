@@ -10,6 +10,7 @@ import pytest
 
 from fakes.ledger_lab import ALICE, BOB, ELSEWHERE, LEASE_S, SKEW_S, LedgerLab, new
 from fencepost.application.ports import (
+    MOST_BEHIND,
     YOUNG_HISTORY_S,
     AcceptOutcome,
     Cursor,
@@ -181,20 +182,22 @@ async def test_a_new_request_is_told_with_what_waited_before_it_unless_that_is_m
     assert told[1] is not None
     assert told[1].valid_until_s == pytest.approx(loaded[1].valid_until_s, abs=5)
 
-    third, fourth, fifth = [(await two.accept([new(f"r{n}")]))[0] for n in (2, 3, 4)]
-    assert third.queued is not None
-    assert fourth.queued is not None
-    before = [loaded[0].seq, loaded[1].seq, third.queued.seq]
-    assert (sorted(third.behind), sorted(fourth.behind)) == (before[:2], before)
-    assert (fifth.outcome, fifth.queued, fifth.behind) == (CREATED, None, ())
+    before = [loaded[0].seq, loaded[1].seq]
+    for count in range(2, MOST_BEHIND + 1):
+        (behind_few,) = await two.accept([new(f"r{count}")])
+        assert behind_few.queued is not None
+        assert sorted(behind_few.behind) == before
+        before.append(behind_few.queued.seq)
+    (behind_many,) = await two.accept([new(f"r{MOST_BEHIND + 1}")])
+    assert (behind_many.outcome, behind_many.queued, behind_many.behind) == (CREATED, None, ())
     (known,) = await two.accept([new("r0")])
     assert (known.outcome, known.queued) == (KNOWN, None)
 
-    queue = await one.load_queue(ALICE, limit=9)
+    queue = await one.load_queue(ALICE, limit=MOST_BEHIND + 9)
     steps = [managed.dropped(tx, "enough") for tx in queue]
     dropped = [TxChange(tx, step.tx, step.entries) for tx, step in zip(queue, steps, strict=True)]
     assert await one.commit(LaneWrite(term, tuple(dropped))) == Written(lease_ok=True, applied=True)
-    (alone,) = await two.accept([new("r5")])
+    (alone,) = await two.accept([new("alone")])
     assert alone.behind == ()
     assert alone.queued is not None
     assert alone.queued.seq > loaded[1].seq

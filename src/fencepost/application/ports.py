@@ -134,8 +134,9 @@ class NewRequest(Value, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-# Of so many that wait before a request, its answer tells: a burst for one signer needs no reading then.
-MOST_BEHIND = 3
+# Of so many that wait before a request, its answer tells: a burst for one signer needs no reading then, nor does a crowd
+# that comes one by one, whose lanes are always a few requests behind.
+MOST_BEHIND = 16
 
 
 class AcceptOutcome(StrEnum):
