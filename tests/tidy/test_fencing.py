@@ -295,7 +295,7 @@ def test_no_sql_stands_in_python(path: Path) -> None:
 def _what_a_change_sets(file: str) -> str:
     """Of a transaction, in the one statement of this file that carries out changes; how values arrive is left out."""
     (found,) = re.findall(
-        r"UPDATE managed_tx t\s+SET version = (.+?)\s+FROM ",
+        r"UPDATE managed_tx t\s+SET version = (.+?)\s+(?:FROM|WHERE) ",
         (PACKAGE / "adapters/postgres" / file).read_text(),
         flags=re.DOTALL,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from fencepost.api.calls import Call, Reply
 from fencepost.api.convert import completion_out, place_text
 from fencepost.api.problems import ApiError
@@ -57,12 +59,12 @@ async def page(call: Call) -> Reply:
         created_before=query.created_before,
         tags=tuple(tag.replace("\0", "\ufffd") for tag in query.tag),  # no stored text has a NUL
     )
-    below = None if query.cursor is None else _whole(query.cursor, most=_MOST_BIGINT)
-    views = await call.services.reader.page(wanted, below_seq=below, limit=query.limit, parts=parts)
+    below = None if query.cursor is None else _tx_id(query.cursor)
+    views = await call.services.reader.page(wanted, below=below, limit=query.limit, parts=parts)
     return Reply(
         TxPage(
             items=[shown(call, view, parts) for view in views],
-            next=str(views[-1].seq) if len(views) == query.limit else None,
+            next=str(views[-1].tx_id) if len(views) == query.limit else None,
         )
     )
 
@@ -74,6 +76,13 @@ async def completions(call: Call) -> Reply:
     )
     items = [completion_out(completion, shows_nonce=call.shows_nonce) for completion in found]
     return Reply(CompletionsOut(items=items, next=items[-1].cursor if items else place_text(after)))
+
+
+def _tx_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise _no_cursor() from None
 
 
 def _place(text: str) -> Place:

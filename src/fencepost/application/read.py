@@ -52,7 +52,6 @@ class AttemptView:
 @dataclass(frozen=True, slots=True)
 class TxView:
     tx_id: UUID
-    seq: int
     signer: Signer
     request_id: str | None
     kind: Kind
@@ -172,9 +171,9 @@ class Reader(Protocol):
         ...
 
     async def page(
-        self, wanted: TxFilter, *, below_seq: int | None, limit: int, parts: frozenset[Part] = frozenset()
+        self, wanted: TxFilter, *, below: UUID | None, limit: int, parts: frozenset[Part] = frozenset()
     ) -> Sequence[TxView]:
-        """The newest first; `below_seq` is the last one of the page before."""
+        """The newest first; `below` is the last one of the page before."""
         ...
 
     async def completions(

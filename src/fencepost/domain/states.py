@@ -10,7 +10,7 @@ TRACKING → SUBMITTED       (reorged out: the receipt is cleared, the stored by
 any live state ⇄ SUSPENDED (by a person)
 CONFIRMED / FAILED / CANCELLED → TRACKING or SUBMITTED   (a reorg deeper than the required depth took its block away)
 
-The table is data; the database holds a copy (`state_transition`) and refuses everything else.
+The table is data; the database holds a copy (`may_follow`) and refuses everything else.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fencepost.domain.managed import Entry
 from fencepost.domain.states import State
 
 MOST_LINES = 32  # so that several sheets fit into a page of the server; their ids leave room for more
-_MOMENT_CHARS = 12
+_MOMENT_CHARS = 11
 
 Row = tuple[int, int, str | None, str, str, str, str | None]
 

@@ -34,7 +34,7 @@ from fencepost.domain.managed import Kind, Purpose
 from fencepost.domain.states import CursorState, State, SubState
 from fencepost.domain.transaction import Fees, TxType
 
-_ABOVE_ALL_SEQ = 2**63 - 1
+_ABOVE_ALL = UUID(int=2**128 - 1)
 _NOTHING: frozenset[Part] = frozenset()
 
 
@@ -61,10 +61,10 @@ class PostgresReader(Reader):
         return await self._one(parts, "read_tx_by_hash", list(chain_ids), tx_hash)
 
     async def page(
-        self, wanted: TxFilter, *, below_seq: int | None, limit: int, parts: frozenset[Part] = _NOTHING
+        self, wanted: TxFilter, *, below: UUID | None, limit: int, parts: frozenset[Part] = _NOTHING
     ) -> Sequence[TxView]:
         values: list[Any] = [
-            _ABOVE_ALL_SEQ if below_seq is None else below_seq,
+            below or _ABOVE_ALL,
             wanted.chain_id,
             _listed(wanted.addresses),
             _listed(wanted.states),
@@ -186,7 +186,6 @@ def _tx_view(row: Row) -> TxView:
         block = BlockRef(row["block_number"], BlockHash(row["block_hash"]))
     return TxView(
         tx_id=row["tx_id"],
-        seq=row["seq"],
         signer=signer_of(row),
         request_id=row["request_id"],
         kind=Kind(row["kind"]),

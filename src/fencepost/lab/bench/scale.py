@@ -135,7 +135,7 @@ async def _fill_with_finished(dsn: str, count: int) -> None:
     )
     await connection.execute(
         "INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states)"
-        " SELECT chain_id, signer, left(tx_id::text, 12), ARRAY[tx_id], '{Finish}', ARRAY[state] FROM managed_tx"
+        " SELECT chain_id, signer, left(tx_id::text, 11), ARRAY[tx_id], '{Finish}', ARRAY[state] FROM managed_tx"
     )
     await connection.execute("VACUUM ANALYZE")
     await connection.close()

@@ -172,35 +172,35 @@ CREATE TABLE tx_attempt (
   CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
 );
 
--- Which state may follow which: `domain/states.py` is the source, a test compares, every fenced write obeys.
-CREATE TABLE state_transition (
-  old_state text NOT NULL,
-  new_state text NOT NULL,
-  PRIMARY KEY (old_state, new_state)
-);
+-- Which state may follow which: `domain/states.py` is the source, a test compares, every fenced write obeys. A function of
+-- one expression, because that becomes part of the statement: a table would be looked up in for each row.
+CREATE FUNCTION may_follow(old_state text, new_state text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT old_state || '>' || new_state = ANY ('{
+    QUEUED>QUEUED,QUEUED>ALLOCATED,QUEUED>SUSPENDED,QUEUED>FAILED,QUEUED>CANCELLED,
+    ALLOCATED>ALLOCATED,ALLOCATED>SUBMITTED,ALLOCATED>TRACKING,ALLOCATED>SUSPENDED,ALLOCATED>CONFIRMED,ALLOCATED>FAILED,ALLOCATED>CANCELLED,
+    SUBMITTED>SUBMITTED,SUBMITTED>TRACKING,SUBMITTED>SUSPENDED,SUBMITTED>CONFIRMED,SUBMITTED>FAILED,SUBMITTED>CANCELLED,
+    TRACKING>SUBMITTED,TRACKING>TRACKING,TRACKING>SUSPENDED,TRACKING>CONFIRMED,TRACKING>FAILED,TRACKING>CANCELLED,
+    SUSPENDED>QUEUED,SUSPENDED>ALLOCATED,SUSPENDED>SUBMITTED,SUSPENDED>TRACKING,SUSPENDED>SUSPENDED,SUSPENDED>CANCELLED,
+    CONFIRMED>SUBMITTED,CONFIRMED>TRACKING,
+    FAILED>SUBMITTED,FAILED>TRACKING,
+    CANCELLED>SUBMITTED,CANCELLED>TRACKING
+  }'::text[])
+$$;
 
-INSERT INTO state_transition (old_state, new_state) VALUES
-  ('QUEUED', 'QUEUED'), ('QUEUED', 'ALLOCATED'), ('QUEUED', 'SUSPENDED'), ('QUEUED', 'FAILED'), ('QUEUED', 'CANCELLED'),
-  ('ALLOCATED', 'ALLOCATED'), ('ALLOCATED', 'SUBMITTED'), ('ALLOCATED', 'TRACKING'), ('ALLOCATED', 'SUSPENDED'), ('ALLOCATED', 'CONFIRMED'), ('ALLOCATED', 'FAILED'), ('ALLOCATED', 'CANCELLED'),
-  ('SUBMITTED', 'SUBMITTED'), ('SUBMITTED', 'TRACKING'), ('SUBMITTED', 'SUSPENDED'), ('SUBMITTED', 'CONFIRMED'), ('SUBMITTED', 'FAILED'), ('SUBMITTED', 'CANCELLED'),
-  ('TRACKING', 'SUBMITTED'), ('TRACKING', 'TRACKING'), ('TRACKING', 'SUSPENDED'), ('TRACKING', 'CONFIRMED'), ('TRACKING', 'FAILED'), ('TRACKING', 'CANCELLED'),
-  ('SUSPENDED', 'QUEUED'), ('SUSPENDED', 'ALLOCATED'), ('SUSPENDED', 'SUBMITTED'), ('SUSPENDED', 'TRACKING'), ('SUSPENDED', 'SUSPENDED'), ('SUSPENDED', 'CANCELLED'),
-  ('CONFIRMED', 'SUBMITTED'), ('CONFIRMED', 'TRACKING'),
-  ('FAILED', 'SUBMITTED'), ('FAILED', 'TRACKING'),
-  ('CANCELLED', 'SUBMITTED'), ('CANCELLED', 'TRACKING');
-
--- Append-only, and no row is asked for by itself, so it has no key. A sheet is what one commit says of transactions of a
--- signer to which the same happened: for each of them, the same events in the same order. What is written together is
--- one row; the view below shows one row an event. (xid, id) below pg_snapshot_xmin(pg_current_snapshot()) is an order in
--- which nothing appears late.
+-- Append-only, and no row is asked for by itself, so it has no key. A sheet is what one commit says of transactions to
+-- which the same happened: for each of them, the same events in the same order. They are of one signer, whose token it
+-- carries; only requests that were just stored, under nobody's token, are told of for several signers at once. What is
+-- written together is one row; the view below shows one row an event. (xid, id) below
+-- pg_snapshot_xmin(pg_current_snapshot()) is an order in which nothing appears late.
 CREATE TABLE journal_sheet (
   id             bigint      GENERATED ALWAYS AS IDENTITY (INCREMENT BY 256), -- of its first line; the others follow it
   xid            xid8        NOT NULL DEFAULT pg_current_xact_id(),
   at             timestamptz NOT NULL DEFAULT clock_timestamp(),
   chain_id       bigint      NOT NULL,
-  signer         text        NOT NULL,
-  -- The first twelve characters of the ids of its transactions, which 16 ms of requests share: a transaction is looked
-  -- for on the few sheets of its moment. NULL: it is of the signer itself.
+  signer         text,
+  signers        text[], -- of each transaction, where requests of several signers were stored together
+  -- The first eleven characters of the ids of its transactions, which 256 ms of requests share: a transaction is looked
+  -- for on the sheets of its moment. NULL: it is of the signer itself.
   moment         text        COLLATE "C",
   tx_ids         uuid[]      NOT NULL,
   events         text[]      NOT NULL,
@@ -214,7 +214,8 @@ CREATE INDEX journal_sheet_moment ON journal_sheet (moment, id) WHERE moment IS 
 
 -- The journal, one row an event. `together` are all transactions of its sheet: who looks for one names it there, too.
 CREATE VIEW journal AS
-SELECT s.id + line.position - 1 AS id, s.xid, s.at, s.chain_id, s.signer,
+SELECT s.id + line.position - 1 AS id, s.xid, s.at, s.chain_id,
+       coalesce(s.signer, s.signers[(line.position - 1) / cardinality(s.events) + 1]) AS signer,
        s.tx_ids[(line.position - 1) / cardinality(s.events) + 1] AS tx_id,
        s.events[(line.position - 1) % cardinality(s.events) + 1] AS event,
        s.states[(line.position - 1) % cardinality(s.events) + 1] AS state,
@@ -350,8 +351,7 @@ BEGIN
            updated_at = clock_timestamp(),
            is_live = c.state NOT IN ('CONFIRMED', 'FAILED', 'CANCELLED'),
            finished_at = CASE WHEN c.state IN ('CONFIRMED', 'FAILED', 'CANCELLED') THEN clock_timestamp() END
-      FROM state_transition x
-     WHERE t.tx_id = c.tx_id AND t.version = c.version AND x.old_state = t.state AND x.new_state = c.state;
+     WHERE t.tx_id = c.tx_id AND t.version = c.version AND may_follow(t.state, c.state);
     IF NOT FOUND THEN
       RAISE EXCEPTION 'transaction % is not as remembered', c.tx_id USING ERRCODE = 'serialization_failure';
     END IF;

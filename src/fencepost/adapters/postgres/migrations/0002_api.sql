@@ -6,9 +6,6 @@ ALTER TABLE managed_tx ADD COLUMN tags tag_list NOT NULL DEFAULT '{}';
 
 CREATE INDEX managed_tx_tags ON managed_tx USING gin (tags) WHERE tags <> '{}';
 
--- Pages go from the newest request to the oldest; those of one signer by this order or by the keys that begin with it.
-CREATE UNIQUE INDEX managed_tx_seq ON managed_tx (seq);
-
 -- What ended, in the one order in which nothing appears late.
 CREATE INDEX journal_sheet_ended ON journal_sheet (xid, id) WHERE events && '{Finish,Refuse,Cancel,Lose}'::text[];
 

@@ -52,10 +52,10 @@ WITH asked AS MATERIALIZED (
       ON CONFLICT (chain_id, signer, request_id) DO NOTHING
   RETURNING tx_id, chain_id, signer, seq
 ), journaled AS (
-  INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, node)
-  SELECT chain_id, signer, left(tx_id::text, 12), array_agg(tx_id), '{Receive}', '{QUEUED}', $10
+  INSERT INTO journal_sheet (chain_id, signers, moment, tx_ids, events, states, node)
+  SELECT chain_id, array_agg(signer::text), left(tx_id::text, 11), array_agg(tx_id), '{Receive}', '{QUEUED}', $10
     FROM created
-   GROUP BY chain_id, signer, left(tx_id::text, 12), seq / 256
+   GROUP BY chain_id, left(tx_id::text, 11), seq / 64 -- as many as fit into half a page
 )
 SELECT c.tx_id, c.seq, s.waiting FROM created c JOIN signers s ON s.chain_id = c.chain_id AND s.signer = c.signer
 

@@ -20,9 +20,9 @@ WITH lane AS MATERIALIZED (
     JOIN lane l ON s.chain_id = l.chain_id AND s.signer = l.signer AND s.fencing_token = l.token
      FOR KEY SHARE OF s
 ), change AS MATERIALIZED (
-  -- Each row is looked up once. It stands if it is as the lane remembers it, and its step is in the table of states.
+  -- Each row is looked up once. It stands if it is as the lane remembers it, and its step is a legal one.
   SELECT c.*, t.ctid AS place,
-         t.version = c.version AND x.old_state IS NOT NULL AS stands
+         t.version = c.version AND may_follow(t.state, c.state) AS stands
     FROM (SELECT unnest($12::text::bigint[]) AS lane,
                  unnest($13::text::uuid[]) AS tx_id,
                  unnest($14::text::bigint[]) AS version,
@@ -45,7 +45,6 @@ WITH lane AS MATERIALIZED (
                  unnest($31::text::bool[]) AS sets_sends,
                  unnest(string_to_array($32, E'\x1f', '')) AS sends) c
     LEFT JOIN managed_tx t ON t.tx_id = c.tx_id
-    LEFT JOIN state_transition x ON x.old_state = t.state AND x.new_state = c.state
 ), judged AS MATERIALIZED (
   SELECT h.*, k.ctid AS place,
          h.lane NOT IN (SELECT c.lane FROM change c WHERE c.stands IS NOT TRUE)

@@ -1,6 +1,6 @@
 -- name: read_tx
 -- One transaction, by its id.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
@@ -8,7 +8,7 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 
 -- name: read_txs
 -- Some transactions, by their ids.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, NULL::json AS receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
@@ -16,7 +16,7 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 
 -- name: read_tx_by_request
 -- One transaction, by what its caller named it.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
@@ -24,7 +24,7 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
 
 -- name: read_tx_by_hash
 -- The transaction that any attempt with this hash belongs to.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM tx_attempt a
@@ -32,30 +32,30 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
  WHERE a.chain_id = ANY ($1::bigint[]) AND a.tx_hash = $2
 
 -- name: read_tx_page
--- Transactions from the newest to the oldest, below a place in that order.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+-- Transactions from the newest to the oldest, below one of them: ids rise with time.
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
        t.finished_at
   FROM managed_tx t
- WHERE t.seq < $1
+ WHERE t.tx_id < $1
    AND ($2::bigint IS NULL OR t.chain_id = $2)
    AND ($3::text[] IS NULL OR t.signer = ANY ($3))
    AND ($4::text[] IS NULL OR t.state = ANY ($4))
    AND ($5::text[] IS NULL OR t.sub_state = ANY ($5))
    AND ($6::timestamptz IS NULL OR t.created_at >= $6)
    AND ($7::timestamptz IS NULL OR t.created_at < $7)
- ORDER BY t.seq DESC
+ ORDER BY t.tx_id DESC
  LIMIT $8
 
 -- name: read_tx_page_tagged
 -- The same, of transactions that carry all the given tags; a statement of its own, so that the tags' index serves it.
-SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
+SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
        t.finished_at
   FROM managed_tx t
- WHERE t.seq < $1
+ WHERE t.tx_id < $1
    AND t.tags @> $10::text[] AND t.tags <> '{}'
    AND ($2::bigint IS NULL OR t.chain_id = $2)
    AND ($3::text[] IS NULL OR t.signer = ANY ($3))
@@ -63,7 +63,7 @@ SELECT t.tx_id, t.seq, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.
    AND ($5::text[] IS NULL OR t.sub_state = ANY ($5))
    AND ($6::timestamptz IS NULL OR t.created_at >= $6)
    AND ($7::timestamptz IS NULL OR t.created_at < $7)
- ORDER BY t.seq DESC
+ ORDER BY t.tx_id DESC
  LIMIT $8
 
 -- name: read_attempts
@@ -80,7 +80,7 @@ SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei
 SELECT id, at, event, state, detail
   FROM (SELECT id, at, event, state, detail
           FROM journal
-         WHERE moment = left($1::uuid::text, 12) AND $1 = ANY (together) AND tx_id = $1
+         WHERE moment = left($1::uuid::text, 11) AND $1 = ANY (together) AND tx_id = $1
          ORDER BY id DESC
          LIMIT $2) newest
  ORDER BY id
