@@ -56,10 +56,10 @@ async def test_a_paused_node_whose_name_was_taken_works_for_nobody_and_says_so_u
     dsn: str, ticking: OwnChain, book: Book, client: Client, start_node: StartNode
 ) -> None:
     account = ticking.accounts[0]
-    paused = start_node(ticking, account, name="one-name")
+    paused = start_node(ticking, account, name="one-name", options=OFTEN_ENOUGH)
     await paused.noted(event="open")
     paused.signal(signal.SIGSTOP)
-    async with open_fencepost(dsn, ticking, account, options=NAMED) as second:
+    async with open_fencepost(dsn, ticking, account, options=OFTEN_ENOUGH) as second:
         paused.signal(signal.SIGCONT)
         await paused.noted(event="duplicate_node")
         await client.ask(account, 5)
