@@ -26,7 +26,7 @@ READ_WITHIN_S = 2.0
 
 # A crowd comes to its receipts long after the block. With more than so many that nobody has asked for, the oldest are
 # left to be asked for by hash.
-MOST_WAITING = 50_000
+MOST_WAITING = 20_000
 
 
 @dataclass(slots=True, eq=False)
