@@ -14,7 +14,7 @@ from fencepost.application.allocate import MOST_AT_ONCE
 from fencepost.application.step import step
 from fencepost.domain.send import SendResult
 from fencepost.domain.transaction import SignedTx
-from fencepost.runtime.lanes import LEAST_AT_ONCE, fair_share
+from fencepost.runtime.shares import LEAST_A_SWEEP, LEAST_AT_ONCE, MOST_A_SWEEP, fair_share, sweep_size
 
 
 async def _with_room_for(most: int, bench: Bench) -> BenchNode:
@@ -84,3 +84,10 @@ async def test_a_window_larger_than_a_share_fills() -> None:
 )
 def test_a_lane_alone_takes_all_and_one_in_a_crowd_enough_for_a_batch(lanes: int, share: int) -> None:
     assert fair_share(lanes) == share
+
+
+@pytest.mark.parametrize(
+    ("lanes", "size"), [(1, LEAST_A_SWEEP), (400, LEAST_A_SWEEP), (800, 200), (10_000, MOST_A_SWEEP)]
+)
+def test_a_sweep_is_larger_where_very_many_stand_in_line(lanes: int, size: int) -> None:
+    assert sweep_size(lanes) == size

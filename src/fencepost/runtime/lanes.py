@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fencepost.application.allocate import MOST_AT_ONCE, room
+from fencepost.application.allocate import room
 from fencepost.application.lane import HandlerElsewhere, Lane, StateMoved, Untrusted
 from fencepost.application.ports import Observer
 from fencepost.application.step import come_back_in_s, step
@@ -36,20 +36,10 @@ from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
 from fencepost.runtime.alarms import Alarms
 from fencepost.runtime.forks import Forks
 from fencepost.runtime.looping import IsDatabaseFailure, is_broken_connection
+from fencepost.runtime.shares import fair_share, sweep_size
 from fencepost.runtime.slot import Slot
 
 _log = logging.getLogger(__name__)
-
-# In a crowd a lane signs this many before it sends: the chain is not left idle until everybody has signed everything.
-LEAST_AT_ONCE = 32
-
-# What fits into one request to a node: a crowd makes several sweeps, side by side, and none of them waits for long.
-MOST_A_SWEEP = 100
-
-
-def fair_share(lanes: int) -> int:
-    """How many nonces each gives at once: they are signed in one go, and the others wait for that."""
-    return max(LEAST_AT_ONCE, MOST_AT_ONCE // lanes)
 
 
 @dataclass(slots=True)
@@ -149,8 +139,8 @@ class Lanes:
         """A turn of the loop, a step or a sweep is over. Of those who were woken the plain ones are swept, by chain."""
         while self._crowd and len(self._stepping) < self.workers and self._sweeps is not None:
             plain: dict[int, list[Slot]] = {}
-            items, share = 0, self._share()
-            while self._crowd and items < MOST_A_SWEEP:
+            items, share, most = 0, self._share(), sweep_size(len(self._crowd))
+            while self._crowd and items < most:
                 signer = self._crowd.popleft()
                 slot = self._slots.get(signer)
                 if slot is None:

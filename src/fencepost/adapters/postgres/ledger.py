@@ -40,7 +40,7 @@ from fencepost.domain.managed import ManagedTx
 
 _log = logging.getLogger(__name__)
 
-MOST_LANES_A_COMMIT = 256
+MOST_LANES_A_COMMIT = 512
 # Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
 PARALLEL_COMMITS = 2
 # A statement costs as much as twenty of its lanes, so a crowd had better gather behind one; a few lanes go at once.
