@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fencepost.application import step
@@ -200,7 +199,7 @@ def doubt_in_memory() -> list[Change]:
 
     def apply(self: FakeLedger, write: LaneWrite, stored: Sequence[ManagedTx]) -> None:
         after = write.cursor_after
-        sure = None if after is None else replace(after, is_doubted=False)
+        sure = None if after is None else after.changed(is_doubted=False)
         honest(self, write.changed(cursor_after=sure), stored)
 
     return [(FakeLedger, "_apply", apply)]
