@@ -1,7 +1,7 @@
 """Now and then the database is counted: for the bounds of the intake, for the figures, and for whoever missed a hint.
 
 Wake-ups are hints and may get lost; what was counted here is the truth that makes up for it, for signers that this node
-holds (those that are free are found by seeking). Counting costs at most a twentieth of the time: the more there is to
+holds (those that are free are found by seeking). Counting takes at most a fiftieth of the time: the more there is to
 count, the rarer it is done.
 """
 
@@ -15,7 +15,7 @@ from fencepost.application.ports import Clock
 from fencepost.runtime.metrics import Metrics
 
 EVERY_S = 1.0
-REST_PER_WORK = 20.0
+REST_PER_WORK = 50.0
 
 
 @dataclass(frozen=True, slots=True)
