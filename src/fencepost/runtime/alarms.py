@@ -20,13 +20,14 @@ LATE_S = 0.001
 # With more alarms than this, those that are off are thrown out now and then.
 FEW = 1_000
 
+# When, in which order it was set, and whose.
+_Alarm = tuple[float, int, Slot]
+
 
 class Alarms:
     def __init__(self, ring: Callable[[Slot], None]) -> None:
         self._ring = ring
-        self._alarms: list[
-            tuple[float, int, Slot]
-        ] = []  # a heap; those with the same time in the order they were set
+        self._alarms: list[_Alarm] = []  # a heap
         self._number = count()
         self._most = FEW
         self._timer: asyncio.TimerHandle | None = None
@@ -68,6 +69,6 @@ class Alarms:
         self._wait()
 
 
-def _is_on(alarm: tuple[float, int, Slot]) -> bool:
+def _is_on(alarm: _Alarm) -> bool:
     due_s, _, slot = alarm
     return slot.alarm_s == due_s

@@ -19,10 +19,8 @@ _MOMENT_CHARS = 11
 
 Row = tuple[int, int, str | None, str, str, str, str | None]
 
-
-Words = list[
-    tuple[str, State | None]
-]  # what happened to each transaction of a sheet, in order: event and state after it
+# What happened to each transaction of a sheet, in order: the event, and the state after it.
+Words = list[tuple[str, State | None]]
 
 
 class Sheets:
@@ -33,10 +31,7 @@ class Sheets:
         self._lane = 0
         self._moment: str | None = None
         self._words: Words = []
-        self._told_so = (
-            "{}",
-            "{}",
-        )  # the words, as they are written: those of one commit are nearly always the same
+        self._written = ("{}", "{}")  # events and states of these words; most sheets of a commit share them
         self._tx_ids: list[str] = []
         self._details: list[Any] = []
 
@@ -72,7 +67,7 @@ class Sheets:
         self._lane, self._moment = lane, moment
         if words != self._words:
             events, states = zip(*words, strict=True)
-            self._words, self._told_so = words, (_words(events), _words(states))
+            self._words, self._written = words, (_words(events), _words(states))
 
     def _end(self) -> None:
         """The sheet so far is whole."""
@@ -81,7 +76,7 @@ class Sheets:
         details = None
         if any(self._details):
             details = msgspec.json.encode([detail or None for detail in self._details]).decode()
-        told = _words(self._tx_ids), *self._told_so, details
+        told = _words(self._tx_ids), *self._written, details
         self._rows.append((len(self._rows), self._lane, self._moment, *told))
         self._tx_ids = []
         self._details = []
