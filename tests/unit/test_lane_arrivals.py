@@ -13,7 +13,7 @@ from fakes.clock import FakeClock
 from fencepost.application.accept import Accept, Request
 from fencepost.application.hooks import NonceContext
 from fencepost.application.lane import Policy
-from fencepost.application.ports import Requested
+from fencepost.application.ports import LaneState, Requested
 from fencepost.application.step import step
 from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx
@@ -32,6 +32,13 @@ class _Ledger(FakeLedger):
         self.has_read = asyncio.Event()
         self.before.set()
         self.after.set()
+
+    async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:
+        await self.before.wait()
+        loaded = await super().load(signer, queue_limit=queue_limit)
+        self.has_read.set()
+        await self.after.wait()
+        return loaded
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
         self.loads += 1
@@ -155,6 +162,26 @@ async def test_a_request_that_arrives_while_the_queue_is_read_is_taken_once(plac
     assert place.nonces(tx_id) == [2]
     assert place.ledger.loads == 2
     assert place.bench.events(tx_id).count("AssignNonce") == 1
+
+
+@pytest.mark.parametrize("waits_already", [False, True])
+async def test_a_request_that_arrives_while_the_lane_is_read_is_not_left_to_a_count(
+    place: _Place, *, waits_already: bool
+) -> None:
+    """What waited before is read, and what came meanwhile is either taken as it is or read after it."""
+    earlier = [await place.elsewhere()] if waits_already else []
+    place.at.lane.reconciled = False
+    place.ledger.after.clear()
+    place.ledger.has_read.clear()
+    stepping = asyncio.create_task(step(place.at.lane))
+    await place.ledger.has_read.wait()
+    here, elsewhere = await place.here(), await place.elsewhere()
+    place.at.node.requested(place.bench.signer)  # the other node's hint
+    place.ledger.after.set()
+    await stepping
+    await step(place.at.lane)
+    wanted = [*earlier, here, elsewhere]
+    assert place.nonces(*wanted) == list(range(1, 1 + len(wanted)))
 
 
 async def test_two_that_were_stored_side_by_side_are_queued_by_arrival(place: _Place) -> None:

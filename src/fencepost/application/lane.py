@@ -200,13 +200,14 @@ class Lane:
         return False
 
     def adopt(self, state: LaneState, *, queue_limit: int) -> None:
+        """What was read. A hint that came while it was read stands: what it is about may not be in there."""
         self.cursor = state.cursor
         self.await_nothing()
         self.in_flight = {tx.held_nonce(): tx for tx in state.in_flight}
         for tx in state.in_flight:
             self._await_block_of(tx)
         self.queue.load(state.queue)
-        self.queue_may_have_more = len(state.queue) >= queue_limit
+        self.queue_may_have_more |= len(state.queue) >= queue_limit
         self._held.clear()
 
     def receive(self, arrived: Sequence[ManagedTx], behind: Collection[int] = ()) -> None:

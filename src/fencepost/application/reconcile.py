@@ -30,6 +30,7 @@ async def reconcile(lane: Lane) -> None:
         raise RpcUnavailable("the chain has not been seen yet")
     limit = lane.policy.read_ahead
     lane.queue.take_arrivals()  # what is stored by now is read
+    lane.queue_may_have_more = False  # unless more is stored meanwhile
     state = await lane.ledger.load(lane.signer, queue_limit=limit)
     lane.adopt(state, queue_limit=limit)
     lane.suspicions.clear()
