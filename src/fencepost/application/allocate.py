@@ -108,9 +108,14 @@ def _may_allocate(lane: Lane) -> bool:
 
 
 def room(lane: Lane) -> int:
-    """Strict: nothing may be in flight until depth. Pipelined: what is mined no longer waits in a pool."""
+    """Strict: nothing may be in flight until depth. Pipelined: what is in a block no longer waits in a pool.
+
+    What a block was seen to contain makes room before its receipt is there, for as much again as the window holds.
+    """
     window = min(lane.policy.window, lane.window_limit or lane.policy.window)
-    return window - (len(lane.in_flight) if lane.policy.strict else len(lane.unmined))
+    if lane.policy.strict:
+        return window - len(lane.in_flight)
+    return window - len(lane.unmined) + min(window, len(lane.in_block))
 
 
 def share_of(lane: Lane, at_most: int) -> int:

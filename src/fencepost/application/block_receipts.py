@@ -1,8 +1,9 @@
 """Receipts of whole blocks, read once for all lanes: where most of a block is ours, one question is cheaper than many.
 
-Whoever asks first reads the block, and the others wait for that. What could not be read so is asked for by hash: this
-saves work, and is never needed. A block is known by its hash, so that receipts of a fork are not taken for its own, and
-answers for a transaction once: whoever asks again wants to know what has changed.
+A node that follows the chain reads the block beside its lanes, and tells them when that is done; else whoever asks
+first reads it, and the others wait for that. What could not be read so is asked for by hash: this saves work, and is
+never needed. A block is known by its hash, so that receipts of a fork are not taken for its own, and answers for a
+transaction once: whoever asks again wants to know what has changed.
 """
 
 from __future__ import annotations
@@ -30,34 +31,47 @@ MOST_WAITING = 20_000
 
 
 @dataclass(slots=True, eq=False)
-class _Whole:
+class WholeBlock:
     """A block that is worth reading whole; it is kept while anybody may ask for something of it."""
 
     ref: BlockRef
-    is_asked_for: bool = False
     receipts: dict[TxHash, Receipt] = field(default_factory=dict)
-    has_been_read: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_asked_for: bool = False
+    _has_been_read: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, chain: Chain) -> None:
+        """Once, however many want it. Whatever can't be had is just not there."""
+        if self._is_asked_for:
+            await self._has_been_read.wait()
+            return
+        self._is_asked_for = True
+        try:
+            self.receipts = await _receipts_of(chain, self.ref)
+        finally:  # whoever waits for it goes on, also when the one who reads it is stopped
+            self._has_been_read.set()
 
 
 @dataclass(slots=True)
 class BlockReceipts:
     least_ours: int = LEAST_OURS
-    _block_of: OrderedDict[TxHash, _Whole] = field(default_factory=OrderedDict)  # the oldest first
+    _block_of: OrderedDict[TxHash, WholeBlock] = field(default_factory=OrderedDict)  # the oldest first
 
-    def came(self, block: Block, ours: Sequence[TxHash]) -> None:
-        """The view shows a new block, and these in it are ours."""
+    def came(self, block: Block, ours: Sequence[TxHash]) -> WholeBlock | None:
+        """The view shows a new block, and these in it are ours. None: its receipts are asked for by hash."""
         if len(ours) < self.least_ours or 2 * len(ours) < len(block.tx_hashes):
-            return
-        self._block_of.update(dict.fromkeys(ours, _Whole(BlockRef(block.header.number, block.header.hash))))
+            return None
+        whole = WholeBlock(BlockRef(block.header.number, block.header.hash))
+        self._block_of.update(dict.fromkeys(ours, whole))
         while len(self._block_of) > MOST_WAITING:
             self._block_of.popitem(last=False)
+        return whole
 
     async def of(self, chain: Chain, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
         """As the chain gives them; None for one that it has not."""
         blocks = [self._block_of.pop(tx_hash, None) for tx_hash in hashes]
         for block in set(blocks):
             if block is not None:
-                await _read(chain, block)
+                await block.read(chain)
         found = [
             block.receipts.pop(tx_hash, None) if block is not None else None
             for block, tx_hash in zip(blocks, hashes, strict=True)
@@ -68,17 +82,6 @@ class BlockReceipts:
             for index, receipt in zip(missing, asked, strict=True):
                 found[index] = receipt
         return found
-
-
-async def _read(chain: Chain, block: _Whole) -> None:
-    if block.is_asked_for:
-        await block.has_been_read.wait()
-        return
-    block.is_asked_for = True
-    try:
-        block.receipts = await _receipts_of(chain, block.ref)
-    finally:  # whoever waits for it goes on, also when the one who reads it is stopped
-        block.has_been_read.set()
 
 
 async def _receipts_of(chain: Chain, block: BlockRef) -> dict[TxHash, Receipt]:

@@ -143,7 +143,8 @@ class Lane:
     suspicions: dict[int, int] = field(default_factory=dict)  # nonce → how often it looked a stranger's
     judged_at_s: float | None = None  # the last look that counted for that
     quoted: tuple[float, Fees] | None = None
-    seen: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
+    in_block: set[TxHash] = field(default_factory=set)  # hashes of ours that a block was seen to contain
+    seen: set[TxHash] = field(default_factory=set)  # those of them whose receipts can be looked up now
     forked_at: int | None = None  # a fork reached down to this block: ended transactions may be undone
     unseen_from: int | None = None  # something ended in this block, which the view has not reached yet
     looks_down_to: int | None = None  # what ended in this block or above is being compared with the chain
@@ -203,6 +204,7 @@ class Lane:
         """What was read. A hint that came while it was read stands: what it is about may not be in there."""
         self.cursor = state.cursor
         self.await_nothing()
+        self.in_block.clear()
         self.in_flight = {tx.held_nonce(): tx for tx in state.in_flight}
         for tx in state.in_flight:
             self._await_block_of(tx)

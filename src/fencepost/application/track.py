@@ -63,6 +63,7 @@ def due_for_look_up(lane: Lane) -> list[ManagedTx]:
     if not unmined:
         lane.must_look_up = False
         lane.seen.clear()
+        lane.in_block.clear()
         lane.receipt_checked_at_s = now_s
         return []
     checked_s = lane.receipt_checked_at_s
@@ -176,7 +177,9 @@ def told_by_receipts(
             depths[receipt.block, required] = now
         if now.standing is not _ORPHANED:
             changes.append(lane.change(tx, *_steps_of(lane, tx, receipt, now)))
-            lane.seen.difference_update([attempt.signed.hash for attempt in tx.attempts])
+            hashes = [attempt.signed.hash for attempt in tx.attempts]
+            lane.seen.difference_update(hashes)
+            lane.in_block.difference_update(hashes)
             lane.suspicions.pop(tx.held_nonce(), None)
     return changes
 

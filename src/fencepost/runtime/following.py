@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from fencepost.application.block_receipts import WholeBlock
 from fencepost.application.heads import ChainWatch, HeadChange
-from fencepost.application.ports import Clock, Header, Ledger
+from fencepost.application.ports import Block, Clock, Header, Ledger
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.runtime.lanes import Lanes
 from fencepost.runtime.looping import IsDatabaseFailure, Trouble, is_broken_connection
@@ -50,6 +51,7 @@ class Following:
     on_undone: Callable[[Signer, int], None]  # a fork reaches down to this block, below what has ended for it
     is_database_failure: IsDatabaseFailure = is_broken_connection
     _unlooked: set[int] = field(default_factory=set)  # chain ids: whether what had ended still stands
+    _readers: dict[int, asyncio.TaskGroup] = field(default_factory=dict)  # by chain id, while it is followed
     _asks: dict[int, list[_Ask]] = field(default_factory=dict)  # by chain id: still to be put to the ledger
 
     def __post_init__(self) -> None:
@@ -58,14 +60,21 @@ class Following:
 
     async def run(self, chain_id: int) -> None:
         trouble = Trouble(f"heads of chain {chain_id}", self.is_database_failure)
-        async with aclosing(self.heads[chain_id]()) as heads:
-            async for head in heads:
-                pause_s = FIRST_PAUSE_S
-                now: Header | None = head
-                while not await self._follow(chain_id, now, trouble):
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                    now = None  # whatever the head is by then
+        async with asyncio.TaskGroup() as readers, aclosing(self.heads[chain_id]()) as heads:
+            self._readers[chain_id] = readers
+            try:
+                async for head in heads:
+                    await self._follow_until_seen(chain_id, head, trouble)
+            finally:
+                del self._readers[chain_id]
+
+    async def _follow_until_seen(self, chain_id: int, head: Header, trouble: Trouble) -> None:
+        pause_s = FIRST_PAUSE_S
+        now: Header | None = head
+        while not await self._follow(chain_id, now, trouble):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            now = None  # whatever the head is by then
 
     async def _follow(self, chain_id: int, head: Header | None, trouble: Trouble) -> bool:
         try:
@@ -137,6 +146,8 @@ class Following:
             if lane.signer.chain_id != chain_id:
                 continue
             lane.must_look_up |= change.begun_anew and any(tx.attempts for tx in lane.unmined)
+            if concerns_all:
+                lane.in_block.clear()  # what is still in one is not known any more
             if change.forked_at is not None:
                 self.lanes.forked(lane.signer, change.forked_at)
             if lane.wants_blocks:
@@ -145,16 +156,45 @@ class Following:
     def _tell_whose_hashes(self, chain_id: int, change: HeadChange) -> None:
         """What it costs grows with the blocks, not with the lanes that wait."""
         watch = self.watches[chain_id]
-        awaited = watch.awaited
         for block in change.blocks:
-            ours: list[TxHash] = []
-            for tx_hash in block.tx_hashes:
-                if (signer := awaited.get(tx_hash)) is None:
-                    continue
-                if (lane := self.lanes.get(signer)) is not None:
-                    lane.seen.add(tx_hash)
-                    self.lanes.wake(signer)
-                    ours.append(tx_hash)
-                else:  # a lane that was lost wrote it at the last moment
-                    del awaited[tx_hash]
-            watch.receipts.came(block, ours)
+            ours = self._ours(watch, block)
+            whole = watch.receipts.came(block, ours)
+            readers = self._readers.get(chain_id)
+            if whole is None or readers is None:
+                self._tell_of_receipts(watch, ours)
+            else:  # a large block takes a node a while: lanes go on sending meanwhile
+                self._tell_of_room(watch, ours)
+                readers.create_task(self._read(watch, whole, ours), name=f"receipts-{chain_id}")
+
+    def _ours(self, watch: ChainWatch, block: Block) -> list[TxHash]:
+        awaited = watch.awaited
+        ours: list[TxHash] = []
+        for tx_hash in block.tx_hashes:
+            if (signer := awaited.get(tx_hash)) is None:
+                continue
+            if (lane := self.lanes.get(signer)) is not None:
+                lane.in_block.add(tx_hash)
+                ours.append(tx_hash)
+            else:  # a lane that was lost wrote it at the last moment
+                del awaited[tx_hash]
+        return ours
+
+    async def _read(self, watch: ChainWatch, whole: WholeBlock, ours: Sequence[TxHash]) -> None:
+        try:
+            await whole.read(watch.chain)
+        except Exception:
+            _log.exception("receipts of block %s could not be read: lanes ask for their own", whole.ref.number)
+        self._tell_of_receipts(watch, ours)
+
+    def _tell_of_room(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
+        for signer in dict.fromkeys(watch.awaited[tx_hash] for tx_hash in ours):
+            if (lane := self.lanes.get(signer)) is not None and lane.queue:
+                self.lanes.wake(signer)
+
+    def _tell_of_receipts(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
+        """Who has lost its lane or found its receipt meanwhile waits for it no more."""
+        for tx_hash in ours:
+            signer = watch.awaited.get(tx_hash)
+            if signer is not None and (lane := self.lanes.get(signer)) is not None:
+                lane.seen.add(tx_hash)
+                self.lanes.wake(signer)
