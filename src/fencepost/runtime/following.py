@@ -182,8 +182,10 @@ class Following:
     async def _read(self, watch: ChainWatch, whole: WholeBlock, ours: Sequence[TxHash]) -> None:
         try:
             await whole.read(watch.chain)
-        except Exception:
-            _log.exception("receipts of block %s could not be read: lanes ask for their own", whole.ref.number)
+        except Exception:  # noqa: BLE001 - whatever it is, lanes must hear of their block
+            _log.exception(
+                "receipts of block %s could not be read: lanes ask for their own", whole.ref.number
+            )
         self._tell_of_receipts(watch, ours)
 
     def _tell_of_room(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
