@@ -1,8 +1,10 @@
-"""CPU seconds of processes and their families, read from the kernel (Linux; elsewhere the figures are left out)."""
+"""CPU seconds of processes and their families, and who may use which core (Linux; elsewhere the figures are left out)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -25,6 +27,34 @@ def family_cpu_s(pid: int) -> float:
         except FileNotFoundError:
             continue  # it ended meanwhile, and stands in its parent's count now
     return total
+
+
+def cores() -> list[int]:
+    """Those that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@contextmanager
+def apart(one: int, others: Sequence[int]) -> Iterator[None]:
+    """The first core is for this one alone; the rest is for the others, their families, and ourselves."""
+    before = cores()
+    confined = [(one, before[:1]), *((pid, before[1:]) for pid in (*others, os.getpid()))]
+    for pid, allowed in confined:
+        _confine(pid, allowed)
+    try:
+        yield
+    finally:
+        for pid, _ in confined:
+            _confine(pid, before)
+
+
+def _confine(pid: int, allowed: Collection[int]) -> None:
+    """All its threads, and what it starts later, too."""
+    for thread in (_PROC / str(pid) / "task").iterdir():
+        os.sched_setaffinity(int(thread.name), allowed)
+    if pid != os.getpid():
+        for child in _children(pid):
+            _confine(child, allowed)
 
 
 def rss_bytes(pid: int) -> int:
