@@ -53,6 +53,20 @@ async def test_rows_are_found_by_their_keys(dsn: str, name: str) -> None:
     assert name in READS_ALL or not await careless(dsn, load_all()[name].sql)
 
 
+async def test_no_statement_speaks_of_types_of_our_own(dsn: str) -> None:
+    """The driver would ask what they are, on each connection that meets the statement, and that takes milliseconds."""
+    connection = await asyncpg.connect(dsn, server_settings=PLANNING)
+    try:
+        unknown = {}
+        for name, query in load_all().items():
+            statement = await connection.prepare(query.sql)
+            types = [*statement.get_parameters(), *(column.type for column in statement.get_attributes())]
+            unknown[name] = {found.name for found in types if found.schema != "pg_catalog"}
+    finally:
+        await connection.close()
+    assert {name: types for name, types in unknown.items() if types} == {}
+
+
 @pytest.mark.parametrize("statement", IN_THE_FUNCTION, ids=lambda text: " ".join(text.split()[:2]))
 async def test_rows_are_found_by_their_keys_in_the_function_of_one_lane(dsn: str, statement: str) -> None:
     numbers = count(1)
