@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fencepost.application import reconcile, step, track
+from fencepost.application import reconcile, step, sweep, track
 from fencepost.application.lane import Lane
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import Confirmations, Standing
-from fencepost.domain.managed import ManagedTx
+from fencepost.domain.ids import TxHash
+from fencepost.domain.managed import ManagedTx, Receipt
 from fencepost.runtime import following, forks
 from fencepost.runtime.following import Following
 from mutants.planting import Change
 
 
 def latest_attempt_only() -> list[Change]:
-    honest = track.look_up
+    def hashes_of(txs: Sequence[ManagedTx]) -> list[TxHash]:
+        return [tx.latest.signed.hash for tx in txs]
 
-    async def look_up(lane: Lane, txs: Sequence[ManagedTx]) -> int:
-        asked = lane.chain
-        newest = {tx.latest.signed.hash for tx in txs}
+    def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
+        return found.get(tx.latest.signed.hash)
 
-        class Newest:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(asked, name)
-
-            async def receipts(self, hashes: Sequence[Any]) -> Sequence[Any]:
-                found = await asked.receipts(hashes)
-                return [r if r is not None and r.tx_hash in newest else None for r in found]
-
-            async def block_receipts(self, number: int) -> Sequence[Any] | None:
-                found = await asked.block_receipts(number)
-                return None if found is None else [r for r in found if r.tx_hash in newest]
-
-        lane.chain = Newest()
-        try:
-            return await honest(lane, txs)
-        finally:
-            lane.chain = asked
-
-    return [(track, "look_up", look_up), (reconcile, "look_up", look_up)]
+    return [
+        (track, "hashes_of", hashes_of),
+        (sweep, "hashes_of", hashes_of),
+        (track, "receipt_of", receipt_of),
+    ]
 
 
 def ignores_forks() -> list[Change]:

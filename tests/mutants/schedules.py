@@ -276,7 +276,10 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     ),
     "hints get lost": _plan(Fault("hints_lost", at_s=0.2, length_s=30.0)),
     "a hint gets lost now and then": _plan(
-        *(Fault("hints_lost", at_s=4.6 + 2.4 * n, length_s=0.3) for n in range(5)), requests=20, every_s=0.8
+        *(Fault("hints_lost", at_s=4.6 + 2.4 * n, length_s=0.3) for n in range(5)),
+        requests=20,
+        every_s=0.8,
+        variants=6,
     ),
     "people cancel": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),

@@ -13,8 +13,9 @@ from functools import partial
 from fencepost.application import attempts
 from fencepost.application.attempts import AtFeeCap
 from fencepost.application.hooks import NonceContext
-from fencepost.application.lane import Lane, protect
+from fencepost.application.lane import Lane
 from fencepost.application.ports import TxChange
+from fencepost.application.protect import protect
 from fencepost.domain import managed
 from fencepost.domain.decide import Action, decide
 from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose

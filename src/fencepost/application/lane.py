@@ -162,9 +162,13 @@ class Lane:
         return self.cursor is not None and self.cursor.state is CursorState.PROTECT
 
     @property
+    def has_queue(self) -> bool:
+        """Something waits for its nonce, or may."""
+        return bool(self.queue or self.queue.arrived or self.queue_may_have_more)
+
+    @property
     def is_idle(self) -> bool:
-        has_work = self.in_flight or self.queue or self.queue.arrived or self.is_unsure
-        return not (has_work or self.queue_may_have_more or self.commands_may_wait)
+        return not (self.in_flight or self.has_queue or self.is_unsure or self.commands_may_wait)
 
     @property
     def is_unsure(self) -> bool:
@@ -385,15 +389,3 @@ def _leaves_queue(change: TxChange) -> bool:
 
 
 REPEATED_EVENTS = frozenset({"Resubmit", "SendResult", "Stale", "Confirm"})
-
-
-async def protect(lane: Lane, reason: str) -> None:
-    """A precondition is broken: nothing more goes out for this signer until a person decides."""
-    if lane.is_protected:
-        return
-    await lane.write_held()  # what went out before the alarm is told before it
-    start = lane.policy.start_from if isinstance(lane.policy.start_from, int) else 0
-    base = lane.cursor or Cursor(start, start, is_doubted=lane.doubts_history)
-    cursor = changed(base, state=CursorState.PROTECT, reason=reason[:2000])
-    await lane.commit(cursor=cursor, entries=[Entry("Protect", {"reason": reason})], op="protect")
-    lane.observer.note("protect", signer=lane.signer, token=lane.term.token, reason=reason)

@@ -28,8 +28,9 @@ gone for good. Where commits can't be lost (`database.failover_loses_commits` is
 from __future__ import annotations
 
 from fencepost.application.holes import fillers
-from fencepost.application.lane import Lane, protect
+from fencepost.application.lane import Lane
 from fencepost.application.ports import Cursor, LaneState
+from fencepost.application.protect import protect
 from fencepost.domain.lease import history_of
 from fencepost.domain.managed import Entry, Kind
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fencepost.application.allocate import sign_ahead
-from fencepost.application.lane import Lane, protect
+from fencepost.application.lane import Lane
 from fencepost.application.ports import TxChange
+from fencepost.application.protect import protect
 from fencepost.domain import managed
 from fencepost.domain.confirmations import BlockRef, Confirmations, Standing, confirm
 from fencepost.domain.ids import TxHash

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from fencepost.application.allocate import room
 from fencepost.application.block_receipts import WholeBlock
 from fencepost.application.heads import ChainWatch, HeadChange
 from fencepost.application.ports import Block, Clock, Header, Ledger
@@ -189,8 +190,9 @@ class Following:
         self._tell_of_receipts(watch, ours)
 
     def _tell_of_room(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
-        for signer in dict.fromkeys(watch.awaited[tx_hash] for tx_hash in ours):
-            if (lane := self.lanes.get(signer)) is not None and lane.queue:
+        for signer in {watch.awaited[tx_hash]: None for tx_hash in ours}:
+            lane = self.lanes.get(signer)
+            if lane is not None and lane.has_queue and room(lane) > 0:
                 self.lanes.wake(signer)
 
     def _tell_of_receipts(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
