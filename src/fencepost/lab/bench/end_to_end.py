@@ -15,7 +15,7 @@ from fencepost.adapters.signers.local import LocalKeys
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 from fencepost.errors import Unready
-from fencepost.lab.bench.cpu import apart, cores
+from fencepost.lab.bench.cpu import apart, cores, family_cpu_s
 from fencepost.lab.bench.load import batch_requests, pour
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
@@ -33,12 +33,37 @@ _PART = 100
 _AT_ONCE = 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Took:
+    seconds: float
+    cpu_s: float  # of everybody: the chain, who sends, and whatever stands in between
+
+
 async def end_to_end(stage: Stage) -> list[Figure]:
     """All on the same cores; and, to see who holds up whom, the chain on one that nobody else uses."""
-    figures = [await _against_blasted(stage, "end to end on Anvil", 0.85, _together)]
+    count = stage.count(10_000, 2_000)
+    ours, blasted = await _in_turn(stage, count, _together)
+    figures = [
+        _rates("end to end on Anvil", 0.85, count / ours.seconds, count / blasted.seconds),
+        Figure(
+            "end to end: CPU of all, chain included",
+            ours.cpu_s / count * 1e6,
+            "µs a tx",
+            None,
+            False,
+            "blasted, µs",
+            blasted.cpu_s / count * 1e6,
+        ),
+    ]
     if len(cores()) > 1:
-        figures.append(await _against_blasted(stage, "end to end, Anvil on a core of its own", None, apart))
+        ours, blasted = await _in_turn(stage, count, apart)
+        name = "end to end, Anvil on a core of its own"
+        figures.append(_rates(name, None, count / ours.seconds, count / blasted.seconds))
     return figures
+
+
+def _rates(name: str, target: float | None, ours: float, blasted: float) -> Figure:
+    return Figure(name, ours, "tx/s", target, True, "blasted, tx/s", blasted)
 
 
 @contextmanager
@@ -47,31 +72,49 @@ def _together(_chain: int, _others: Sequence[int]) -> Iterator[None]:
     yield
 
 
-async def _against_blasted(stage: Stage, name: str, target: float | None, share_out: ShareOut) -> Figure:
-    """Medians of three runs of each, in turn."""
-    count = stage.count(10_000, 2_000)
-    blasted_s, ours_s = [], []
+async def _in_turn(stage: Stage, count: int, share_out: ShareOut) -> tuple[_Took, _Took]:
+    """Ours, and blasted: medians of three runs of each."""
+    ours, blasted = [], []
     for _ in range(stage.count(3, 1)):
-        blasted_s.append(await _blasted_s(stage, count, share_out))
-        ours_s.append(await _ours_s(stage, count, share_out))
-    rate, blasted = count / median(ours_s), count / median(blasted_s)
-    return Figure(name, rate, "tx/s", target, True, "blasted, tx/s", blasted)
+        blasted.append(await _blasted(stage, count, share_out))
+        ours.append(await _ours(stage, count, share_out))
+    return _median(ours), _median(blasted)
 
 
-async def _ours_s(stage: Stage, count: int, share_out: ShareOut) -> float:
-    """Seconds from the first request to the last end."""
+def _median(runs: Sequence[_Took]) -> _Took:
+    return _Took(median(run.seconds for run in runs), median(run.cpu_s for run in runs))
+
+
+async def _ours(stage: Stage, count: int, share_out: ShareOut) -> _Took:
+    """From the first request to the last end."""
     signers = Signers.fresh(SIGNERS)
     async with stage.anvil(block_time_s=BLOCK_TIME_S) as chain, stage.database() as dsn:
         await fund(chain.rpc_url, signers)
         async with stage.node(dsn, chain.rpc_url, signers.keys) as node:
             requests = batch_requests(node.url, signers, count, "e")
             with share_out(chain.pid, [node.process.pid, stage.server.pid]):
-                began_s = time.perf_counter()
+                clock = _Clock([chain.pid, node.process.pid, stage.server.pid])
                 await pour(node.url, requests, 4, 200)
                 await until_ended(dsn, within_s=180)
-                seconds = time.perf_counter() - began_s
+                took = clock.stop()
             await require_confirmed(dsn, count)
-    return seconds
+    return took
+
+
+class _Clock:
+    """Of the wall, and of processes with their families and ourselves."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._cpu_s = self._cpu_now_s()
+        self._began_s = time.perf_counter()
+
+    def stop(self) -> _Took:
+        seconds = time.perf_counter() - self._began_s
+        return _Took(seconds, self._cpu_now_s() - self._cpu_s)
+
+    def _cpu_now_s(self) -> float:
+        return time.process_time() + sum(family_cpu_s(pid) for pid in self._pids)
 
 
 async def fund(rpc_url: str, signers: Signers) -> None:
@@ -93,8 +136,8 @@ async def presigned(signers: Signers, count: int) -> list[SignedTx]:
     return [signed for address in keys.addresses() for signed in await keys.sign(address, wanted)]
 
 
-async def _blasted_s(stage: Stage, count: int, share_out: ShareOut) -> float:
-    """Seconds from the first send to the last receipt. Everything is signed before."""
+async def _blasted(stage: Stage, count: int, share_out: ShareOut) -> _Took:
+    """From the first send to the last receipt. Everything is signed before."""
     signers = Signers.fresh(SIGNERS)
     signed = await presigned(signers, count // SIGNERS)
     async with stage.anvil(block_time_s=BLOCK_TIME_S) as chain:
@@ -102,11 +145,11 @@ async def _blasted_s(stage: Stage, count: int, share_out: ShareOut) -> float:
         rpc = JsonRpc(chain.rpc_url, timeout_s=60)
         try:
             with share_out(chain.pid, []):
-                began_s = time.perf_counter()
+                clock = _Clock([chain.pid])
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_send_all(rpc, signed))
                     group.create_task(_Receipts(rpc, len(signed)).fetch())
-                return time.perf_counter() - began_s
+                return clock.stop()
         finally:
             await rpc.close()
 
