@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from statistics import median
 
 import asyncpg
@@ -14,7 +16,7 @@ from fencepost.lab.bench.load import batch_requests, pour
 from fencepost.lab.bench.profiled_node import MODULE, Seen, watched
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
-from fencepost.lab.bench.stage import QUIET, Stage, require_confirmed, until_ended
+from fencepost.lab.bench.stage import QUIET, Stage, count_confirmed, require_confirmed, until_ended
 from fencepost.lab.bench.stub_chain import block_hash
 from fencepost.lab.nodes import start_nodes
 
@@ -73,70 +75,88 @@ async def _one_row_lock_a_call(stage: Stage) -> float:
 
 
 async def growth_of_signers(stage: Stage) -> list[Figure]:
-    """CPU a transaction (node and database) with more signers, against the fewest.
-
-    Medians of three runs of each, in turn.
-    """
+    """CPU a transaction (node and database) with more signers, against the fewest."""
     steps = stage.steps((10, 1_000, 10_000), (10, 200))
-    costs_us: dict[int, list[float]] = {signers: [] for signers in steps}
-    for _ in range(stage.count(3, 1)):
-        for signers in steps:
-            costs_us[signers].append(await _cost_us(stage, signers=signers, finished=0))
-    few, *more = steps
-    few_us = median(costs_us[few])
-    return [
-        Figure(
-            f"growth: cost with {signers:,} signers",
-            median(costs_us[signers]),
-            "µs a tx",
-            1.3,
-            False,
-            f"{few} signers, µs",
-            few_us,
-        )
-        for signers in more
-    ]
+
+    async def cost_us(signers: int) -> float:
+        async with stage.stub() as rpc_url, stage.database() as dsn:
+            return await _cost_us(stage, rpc_url, dsn, signers=signers)
+
+    costs_us = await _in_turn(stage, steps, cost_us)
+    return _growth(costs_us, "signers", "signers, µs")
 
 
 async def growth_of_rows(stage: Stage) -> list[Figure]:
     """CPU a transaction (node and database) with more finished rows, against the fewest."""
-    young, *older = stage.steps((10_000, 1_000_000), (1_000, 50_000))
-    young_us = await _cost_us(stage, signers=50, finished=young)
-    figures = []
-    for finished in older:
-        cost_us = await _cost_us(stage, signers=50, finished=finished)
-        name = f"growth: cost with {finished:,} finished rows"
-        figures.append(Figure(name, cost_us, "µs a tx", 1.3, False, f"{young:,} rows, µs", young_us))
-    return figures
+    steps = stage.steps((10_000, 1_000_000), (1_000, 50_000))
+    async with AsyncExitStack() as stack:
+        places = {}
+        for finished in steps:
+            rpc_url = await stack.enter_async_context(stage.stub())
+            dsn = await stack.enter_async_context(stage.database())
+            await _fill_with_finished(dsn, finished)
+            places[finished] = rpc_url, dsn
+
+        async def cost_us(finished: int) -> float:
+            return await _cost_us(stage, *places[finished], signers=50)
+
+        costs_us = await _in_turn(stage, steps, cost_us)
+    return _growth(costs_us, "finished rows", "rows, µs")
 
 
-async def _cost_us(stage: Stage, *, signers: int, finished: int) -> float:
+async def _in_turn(
+    stage: Stage, steps: Sequence[int], cost_us: Callable[[int], Awaitable[float]]
+) -> dict[int, float]:
+    """Medians of three runs of each."""
+    costs_us: dict[int, list[float]] = {step: [] for step in steps}
+    for _ in range(stage.count(3, 1)):
+        for step in steps:
+            costs_us[step].append(await cost_us(step))
+    return {step: median(costs) for step, costs in costs_us.items()}
+
+
+def _growth(costs_us: Mapping[int, float], what: str, compared_with: str) -> list[Figure]:
+    (few, few_us), *more = costs_us.items()
+    return [
+        Figure(
+            f"growth: cost with {many:,} {what}",
+            many_us,
+            "µs a tx",
+            1.3,
+            False,
+            f"{few:,} {compared_with}",
+            few_us,
+        )
+        for many, many_us in more
+    ]
+
+
+async def _cost_us(stage: Stage, rpc_url: str, dsn: str, *, signers: int) -> float:
     """With every lease taken and every sequence begun before: what a transaction costs, not what a signer costs."""
     count = stage.count(20_000, 3_000)
     who = Signers.fresh(signers)
-    async with stage.stub() as rpc_url, stage.database() as dsn:
-        if finished:
-            await _fill_with_finished(dsn, finished)
-        async with stage.node(dsn, rpc_url, who.keys, {"lease.idle_release": "10m"}) as node:
-            await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
-            await until_ended(dsn, within_s=240)
-            requests = batch_requests(node.url, who, count, "g")
-            before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
-            await pour(node.url, requests, 4, 200)
-            await until_ended(dsn, within_s=120)
-            after = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
-            await require_confirmed(dsn, count + signers + finished)
+    earlier = await count_confirmed(dsn)
+    async with stage.node(dsn, rpc_url, who.keys, {"lease.idle_release": "10m"}) as node:
+        await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
+        await until_ended(dsn, within_s=240)
+        requests = batch_requests(node.url, who, count, "g")
+        before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+        await pour(node.url, requests, 4, 200)
+        await until_ended(dsn, within_s=120)
+        after = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+        await require_confirmed(dsn, earlier + signers + count)
     return (after - before) / count * 1e6
 
 
 async def _fill_with_finished(dsn: str, count: int) -> None:
-    """Transactions that ended long ago, each with its attempt and its last line in the journal."""
+    """Transactions that ended long ago, one each millisecond, each with its attempt and its last line in the journal."""
     connection = await asyncpg.connect(dsn)
     await connection.execute("SET synchronous_commit = off")
     await connection.execute(
         "INSERT INTO managed_tx (tx_id, chain_id, signer, request_id, kind, payload, payload_digest, state, is_live,"
         " nonce, tx_hash, block_number, block_hash, finished_at)"
-        " SELECT gen_random_uuid(), 31337, '0x' || lpad(to_hex(i % 1000), 40, '0'), 'old-' || i, 'intent', '{}',"
+        " SELECT (lpad(to_hex(i), 12, '0') || '70008000000000000000')::uuid, 31337,"
+        " '0x' || lpad(to_hex(i % 1000), 40, '0'), 'old-' || i, 'intent', '{}',"
         " decode(repeat('00', 32), 'hex'), 'CONFIRMED', false, i / 1000, '0x' || lpad(to_hex(i), 64, '0'), 0,"
         " $2, clock_timestamp() FROM generate_series(1, $1) i",
         count,

@@ -200,13 +200,17 @@ async def until_ended(dsn: str, *, within_s: float) -> None:
 
 async def require_confirmed(dsn: str, count: int) -> None:
     """All of them ended, and ended well: a figure of something else is worth nothing."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        confirmed = await connection.fetchval("SELECT count(*) FROM managed_tx WHERE state = 'CONFIRMED'")
-    finally:
-        await connection.close()
+    confirmed = await count_confirmed(dsn)
     if confirmed != count:
         raise Unready(f"{confirmed} of {count} transactions were confirmed")
+
+
+async def count_confirmed(dsn: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM managed_tx WHERE state = 'CONFIRMED'"))
+    finally:
+        await connection.close()
 
 
 def _folder() -> Path:
