@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -49,12 +49,14 @@ def apart(one: int, others: Sequence[int]) -> Iterator[None]:
 
 
 def _confine(pid: int, allowed: Collection[int]) -> None:
-    """All its threads, and what it starts later, too."""
-    for thread in (_PROC / str(pid) / "task").iterdir():
-        os.sched_setaffinity(int(thread.name), allowed)
-    if pid != os.getpid():
-        for child in _children(pid):
-            _confine(child, allowed)
+    """All its threads, and what it starts later, too. Whoever has ended meanwhile needs no core."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), allowed)
+        if pid != os.getpid():
+            for child in _children(pid):
+                _confine(child, allowed)
 
 
 def rss_bytes(pid: int) -> int:
