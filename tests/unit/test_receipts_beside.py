@@ -118,16 +118,11 @@ async def test_without_receipts_no_more_than_twice_the_window_is_unrecorded(plac
     assert room(place.at.lane) == 0
 
 
-async def test_receipts_that_can_not_be_read_so_are_looked_up_by_hash(place: _Place) -> None:
-    place.chain.error = RpcUnavailable("no answer")
-    place.chain.may_answer.set()
-    await place.mined()
-    await step(place.at.lane)
-    assert place.states()[:WINDOW] == [State.TRACKING] * WINDOW
-
-
-async def test_a_fault_of_ours_while_reading_leaves_lanes_to_their_own_questions(place: _Place) -> None:
-    place.chain.error = ValueError("nobody expected this")
+@pytest.mark.parametrize("error", [RpcUnavailable("no answer"), ValueError("nobody expected this")])
+async def test_receipts_that_can_not_be_read_so_are_looked_up_by_hash(
+    place: _Place, error: Exception
+) -> None:
+    place.chain.error = error
     place.chain.may_answer.set()
     await place.mined()
     await step(place.at.lane)
