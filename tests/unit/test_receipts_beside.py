@@ -16,6 +16,7 @@ from fencepost.application.allocate import room
 from fencepost.application.block_receipts import LEAST_OURS
 from fencepost.application.ports import Chain, Header
 from fencepost.application.step import step
+from fencepost.domain.ids import TxHash
 from fencepost.domain.managed import Receipt
 from fencepost.domain.states import State
 from fencepost.errors import RpcUnavailable
@@ -115,6 +116,12 @@ async def test_without_receipts_no_more_than_twice_the_window_is_unrecorded(plac
     await place.mined()
     await step(place.at.lane)
     assert len(place.bench.chain.sent) == 2 * WINDOW
+    assert room(place.at.lane) == 0
+
+
+async def test_what_is_none_of_its_own_any_more_makes_no_room(place: _Place) -> None:
+    """After a fail-over no more than a window of bytes may be out: whatever is left over here must not widen it."""
+    place.at.lane.in_block.add(TxHash("0x" + "77" * 32))
     assert room(place.at.lane) == 0
 
 

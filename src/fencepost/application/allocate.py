@@ -110,12 +110,19 @@ def _may_allocate(lane: Lane) -> bool:
 def room(lane: Lane) -> int:
     """Strict: nothing may be in flight until depth. Pipelined: what is in a block no longer waits in a pool.
 
-    What a block was seen to contain makes room before its receipt is there, for as much again as the window holds.
+    What a block was seen to contain makes room before its receipt is there, for as much again as the window holds. Never
+    does more than a window wait for a block: whoever comes after a fail-over relies on that (`sequence.py`).
     """
     window = min(lane.policy.window, lane.window_limit or lane.policy.window)
     if lane.policy.strict:
         return window - len(lane.in_flight)
-    return window - len(lane.unmined) + min(window, len(lane.in_block))
+    unmined = lane.unmined
+    waiting = [tx for tx in unmined if not _is_in_block(lane, tx)] if lane.in_block else unmined
+    return min(window - len(waiting), 2 * window - len(unmined))
+
+
+def _is_in_block(lane: Lane, tx: ManagedTx) -> bool:
+    return any(attempt.signed.hash in lane.in_block for attempt in tx.attempts)
 
 
 def share_of(lane: Lane, at_most: int) -> int:

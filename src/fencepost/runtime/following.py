@@ -190,7 +190,7 @@ class Following:
         self._tell_of_receipts(watch, ours)
 
     def _tell_of_room(self, watch: ChainWatch, ours: Sequence[TxHash]) -> None:
-        for signer in {watch.awaited[tx_hash]: None for tx_hash in ours}:
+        for signer in dict.fromkeys(watch.awaited[tx_hash] for tx_hash in ours):
             lane = self.lanes.get(signer)
             if lane is not None and lane.has_queue and room(lane) > 0:
                 self.lanes.wake(signer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,8 +31,8 @@ def family_cpu_s(pid: int) -> float:
 
 
 def cores() -> list[int]:
-    """Those that this process may use."""
-    return sorted(os.sched_getaffinity(0))
+    """Those that this process may use; none where nobody can tell."""
+    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 @contextmanager
