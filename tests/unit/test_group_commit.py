@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -74,6 +75,35 @@ async def test_a_batch_goes_beside_another_only_when_that_takes_long(disk: Disk)
     assert disk.batches == [[1], [2, 3]]
     disk.may_end.set()
     assert await answers(first + crowd) == ["done 1", "done 2", "done 3"]
+
+
+async def test_how_long_a_batch_waits_may_change_from_one_to_the_next(disk: Disk) -> None:
+    waits_s = [60.0]
+    group = GroupCommit(disk.flush, most_items=10, parallel=3, beside_after_s=lambda: waits_s[0])
+    under_way = submit_all(group, [1])
+    await disk.begun.wait()
+    under_way += submit_all(group, [2])
+    await asyncio.sleep(0.001)
+    assert disk.batches == [[1]]
+    waits_s[0] = 0.0
+    under_way += submit_all(group, [3])
+    await asyncio.sleep(0.001)
+    assert disk.batches == [[1], [2, 3]]
+    disk.may_end.set()
+    assert await answers(under_way) == ["done 1", "done 2", "done 3"]
+
+
+async def test_it_rests_from_the_end_of_the_last_batch(disk: Disk) -> None:
+    group = GroupCommit(disk.flush, most_items=1, parallel=1)
+    assert group.rested_s() == math.inf
+    under_way = submit_all(group, [1, 2])
+    await disk.begun.wait()
+    await asyncio.sleep(0.01)
+    assert group.rested_s() == 0.0
+    disk.may_end.set()
+    await answers(under_way)
+    await asyncio.sleep(0.01)
+    assert 0.009 <= group.rested_s() < PATIENCE_S
 
 
 async def test_beside_a_batch_of_few_the_next_begins_at_once(disk: Disk) -> None:

@@ -6,7 +6,7 @@ An error of the database means that the outcome is unknown; the caller asks agai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -26,31 +26,49 @@ MOST_REQUESTS_A_COMMIT = 500
 PARALLEL_ACCEPTS = 2
 BESIDE_AFTER_S = 0.01
 
+# Whoever brings many at once gets a statement of his own, beside others; but as long as lanes write, such statements go
+# one after the other, unless one takes long: or all that is sent would wait until everything has been taken in.
+PARALLEL_BATCHES = 4
+BATCH_BESIDE_AFTER_S = 0.1
+LANES_REST_AFTER_S = 0.1
+
 _ROW = (WORDS, WORDS, WORDS, QUOTED, WORDS, WORDS, JOINED, WORDS, JOINED)
 
 
 class Accepting:
-    def __init__(self, pool: Pool, *, clock: Clock, node: str) -> None:
+    def __init__(self, pool: Pool, *, clock: Clock, node: str, lanes_rested_s: Callable[[], float]) -> None:
+        """`lanes_rested_s` tells how long no lane has written anything."""
         self._pool = pool
         self._clock = clock
         self._node = node
-        self._accepts = GroupCommit(
+        self._lanes_rested_s = lanes_rested_s
+        self._singles = GroupCommit(
             self._accept,
             most_items=MOST_REQUESTS_A_COMMIT,
             parallel=PARALLEL_ACCEPTS,
             beside_after_s=BESIDE_AFTER_S,
         )
+        self._batches = GroupCommit(
+            self._accept,
+            most_items=MOST_REQUESTS_A_COMMIT,
+            parallel=PARALLEL_BATCHES,
+            beside_after_s=self._batch_beside_after_s,
+        )
+
+    def _batch_beside_after_s(self) -> float:
+        return 0.0 if self._lanes_rested_s() >= LANES_REST_AFTER_S else BATCH_BESIDE_AFTER_S
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         if len(requests) == 1:
             return [await self.accept_one(requests[0])]
-        return await self._accept(requests)
+        return await self._batches.submit_all(requests)
 
     def accept_one(self, request: NewRequest) -> asyncio.Future[Accepted]:
-        return self._accepts.put(request)
+        return self._singles.put(request)
 
     async def drain(self) -> None:
-        await self._accepts.drain()
+        await self._singles.drain()
+        await self._batches.drain()
 
     async def _accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
         answers: dict[UUID, Accepted] = {}

@@ -8,6 +8,7 @@ Each caller gets its own result; an error of the batch reaches everyone in it, b
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -28,7 +29,7 @@ class GroupCommit(Generic[Item, Result]):
         *,
         most_items: int,
         parallel: int,
-        beside_after_s: float = 0.0,
+        beside_after_s: float | Callable[[], float] = 0.0,
         few: int = 0,
     ) -> None:
         """A batch begins beside another only when that has taken `beside_after_s`: until then it may grow instead.
@@ -39,10 +40,11 @@ class GroupCommit(Generic[Item, Result]):
         self._most_items = most_items
         self._parallel = parallel
         self._free = parallel
-        self._beside_after_s = beside_after_s
+        self._beside_after_s = beside_after_s if callable(beside_after_s) else lambda: beside_after_s
         self._few = few
         self._begun_s = 0.0  # the youngest batch
         self._begun_items = 0
+        self._ended_s = -math.inf  # the last batch
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False  # a batch will begin when this turn of the loop is over
         self._waiting: deque[_Caller[Item]] = deque()
@@ -92,12 +94,19 @@ class GroupCommit(Generic[Item, Result]):
             batch.append(caller)
         return batch
 
+    def rested_s(self) -> float:
+        """How long nothing has been under way."""
+        if self._free < self._parallel or self._waiting:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._ended_s
+
     def _may_begin(self) -> bool:
-        if not self._beside_after_s:
+        beside_after_s = self._beside_after_s()
+        if not beside_after_s:
             return True
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        left_s = self._begun_s + self._beside_after_s - now_s
+        left_s = self._begun_s + beside_after_s - now_s
         if self._free == self._parallel or self._begun_items <= self._few or left_s <= 0:
             self._begun_s = now_s
             return True
@@ -128,6 +137,7 @@ class GroupCommit(Generic[Item, Result]):
                 place += len(brought)
         finally:
             self._free += 1
+            self._ended_s = asyncio.get_running_loop().time()
             self._start()
 
     async def drain(self) -> None:

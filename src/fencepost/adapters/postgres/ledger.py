@@ -80,7 +80,7 @@ class PostgresLedger:
             beside_after_s=BESIDE_AFTER_S,
             few=FEW_LANES,
         )
-        self._accepting = Accepting(pool, clock=clock, node=node)
+        self._accepting = Accepting(pool, clock=clock, node=node, lanes_rested_s=self._commits.rested_s)
         self._loading = Loading(pool, clock)
         self._history: int | None = None  # the one that is known to be written down
 
