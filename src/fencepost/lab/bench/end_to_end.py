@@ -1,36 +1,37 @@
-"""The same transfers through a node, and blasted at the same kind of chain with nothing in between."""
+"""The same transfers through a node, through a bare pipeline, and blasted at the same kind of chain with nothing in between."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from statistics import median
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import msgspec
 
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
 from fencepost.errors import Unready
+from fencepost.lab.bench import bare_pipeline
+from fencepost.lab.bench.blasting import Receipts, send_all
 from fencepost.lab.bench.cpu import apart, cores, family_cpu_s
-from fencepost.lab.bench.load import batch_requests, pour
+from fencepost.lab.bench.in_turn import middle
+from fencepost.lab.bench.load import batch_bodies, batch_requests, pour
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
 from fencepost.lab.bench.stage import Stage, require_confirmed, until_ended
 from fencepost.lab.bench.throughput import SIGNERS
 
-T = TypeVar("T")
-
 # Who may use which core while it is measured, by process id: the chain, and all the others.
 ShareOut = Callable[[int, Sequence[int]], AbstractContextManager[None]]
 
+CHAIN_ID = 31337
 GWEI = 10**9
 BLOCK_TIME_S = 0.25
-_PART = 100
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +40,38 @@ class _Took:
     cpu_s: float  # of everybody: the chain, who sends, and whatever stands in between
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    blasted: _Took
+    bare: _Took
+    ours: _Took
+
+    def slower(self) -> float:
+        return self.ours.seconds / self.blasted.seconds
+
+
 async def end_to_end(stage: Stage) -> list[Figure]:
     """All on the same cores; and, to see who holds up whom, the chain on one that nobody else uses."""
     count = stage.count(10_000, 2_000)
-    ours, blasted = await _in_turn(stage, count, _together)
-    figures = [_rates("end to end on Anvil", 0.85, count / ours.seconds, count / blasted.seconds)]
+    shared = await _in_turn(stage, count, _together)
+    figures = _figures("end to end on Anvil", shared, count)
     if cores():
         name = "end to end: CPU of all, chain included"
-        ours_us, blasted_us = ours.cpu_s / count * 1e6, blasted.cpu_s / count * 1e6
+        ours_us, blasted_us = shared.ours.cpu_s / count * 1e6, shared.blasted.cpu_s / count * 1e6
         figures.append(Figure(name, ours_us, "µs a tx", None, False, "blasted, µs", blasted_us))
     if len(cores()) > 1:
-        ours, blasted = await _in_turn(stage, count, apart)
-        name = "end to end, Anvil on a core of its own"
-        figures.append(_rates(name, None, count / ours.seconds, count / blasted.seconds))
+        figures += _figures(
+            "end to end, Anvil on a core of its own", await _in_turn(stage, count, apart), count
+        )
     return figures
 
 
-def _rates(name: str, target: float | None, ours: float, blasted: float) -> Figure:
-    return Figure(name, ours, "tx/s", target, True, "blasted, tx/s", blasted)
+def _figures(name: str, measured: _Round, count: int) -> list[Figure]:
+    ours, bare, blasted = (count / took.seconds for took in (measured.ours, measured.bare, measured.blasted))
+    return [
+        Figure(name, ours, "tx/s", 0.85, True, "blasted, tx/s", blasted),
+        Figure(f"{name}: a bare pipeline", bare, "tx/s", None, True, "blasted, tx/s", blasted),
+    ]
 
 
 @contextmanager
@@ -65,33 +80,80 @@ def _together(_chain: int, _others: Sequence[int]) -> Iterator[None]:
     yield
 
 
-async def _in_turn(stage: Stage, count: int, share_out: ShareOut) -> tuple[_Took, _Took]:
-    """Ours, and blasted: medians of three runs of each."""
-    ours, blasted = [], []
-    for _ in range(stage.count(3, 1)):
-        blasted.append(await _blasted(stage, count, share_out))
-        ours.append(await _ours(stage, count, share_out))
-    return _median(ours), _median(blasted)
-
-
-def _median(runs: Sequence[_Took]) -> _Took:
-    return _Took(median(run.seconds for run in runs), median(run.cpu_s for run in runs))
+async def _in_turn(stage: Stage, count: int, share_out: ShareOut) -> _Round:
+    rounds = [
+        _Round(
+            await _blasted(stage, count, share_out),
+            await _bare(stage, count, share_out),
+            await _ours(stage, count, share_out),
+        )
+        for _ in range(stage.count(5, 1))
+    ]
+    return middle(rounds, _Round.slower)
 
 
 async def _ours(stage: Stage, count: int, share_out: ShareOut) -> _Took:
-    """From the first request to the last end."""
+    """From the first request to the last end, with the leases taken and the sequences begun before."""
     signers = Signers.fresh(SIGNERS)
     async with stage.anvil(block_time_s=BLOCK_TIME_S) as chain, stage.database() as dsn:
         await fund(chain.rpc_url, signers)
         async with stage.node(dsn, chain.rpc_url, signers.keys) as node:
+            await pour(node.url, batch_requests(node.url, signers, SIGNERS, "warm"), 4, 200)
+            await until_ended(dsn, within_s=30)
             requests = batch_requests(node.url, signers, count, "e")
             with share_out(chain.pid, [node.process.pid, stage.server.pid]):
                 clock = _Clock([chain.pid, node.process.pid, stage.server.pid])
                 await pour(node.url, requests, 4, 200)
                 await until_ended(dsn, within_s=180)
                 took = clock.stop()
-            await require_confirmed(dsn, count)
+            await require_confirmed(dsn, SIGNERS + count)
     return took
+
+
+async def _bare(stage: Stage, count: int, share_out: ShareOut) -> _Took:
+    """From the first request, which it holds already, to the last receipt stored."""
+    signers = Signers.fresh(SIGNERS)
+    async with stage.anvil(block_time_s=BLOCK_TIME_S) as chain, stage.database() as dsn:
+        await fund(chain.rpc_url, signers)
+        bodies = [body.decode() for body in batch_bodies(signers, count, "e")]
+        order = bare_pipeline.Order(dsn, chain.rpc_url, CHAIN_ID, list(signers.keys), bodies)
+        async with _bare_process(order) as (process, go):
+            with share_out(chain.pid, [process.pid, stage.server.pid]):
+                clock = _Clock([chain.pid, process.pid, stage.server.pid])
+                await go()
+                return clock.stop()
+
+
+@asynccontextmanager
+async def _bare_process(
+    order: bare_pipeline.Order,
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Callable[[], Awaitable[None]]]]:
+    """It is ready; calling what comes with it makes it go, and ends when all is done."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        bare_pipeline.MODULE,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None  # noqa: S101 - it was asked for
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    to_it, from_it = process.stdin, process.stdout
+
+    async def tell(line: bytes, awaited: str) -> None:
+        to_it.write(line + b"\n")
+        await to_it.drain()
+        said = (await from_it.readline()).decode().strip()
+        if said != awaited:
+            raise Unready(f"the bare pipeline said {said!r} instead of {awaited!r}")
+
+    try:
+        await tell(msgspec.json.encode(order), bare_pipeline.READY)
+        yield process, lambda: tell(b"", bare_pipeline.DONE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 class _Clock:
@@ -123,7 +185,7 @@ async def presigned(signers: Signers, count: int) -> list[SignedTx]:
     keys = LocalKeys.from_hex(signers.keys)
     to = Address(signers.addresses[0])
     wanted = [
-        UnsignedTx(31337, nonce, Call(to=to, value_wei=1), 21_000, Fees(10 * GWEI, GWEI))
+        UnsignedTx(CHAIN_ID, nonce, Call(to=to, value_wei=1), 21_000, Fees(10 * GWEI, GWEI))
         for nonce in range(count)
     ]
     return [signed for address in keys.addresses() for signed in await keys.sign(address, wanted)]
@@ -140,57 +202,8 @@ async def _blasted(stage: Stage, count: int, share_out: ShareOut) -> _Took:
             with share_out(chain.pid, []):
                 clock = _Clock([chain.pid])
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(_send_all(rpc, signed))
-                    group.create_task(_Receipts(rpc, len(signed)).fetch())
+                    group.create_task(send_all(rpc, signed))
+                    group.create_task(Receipts(rpc, len(signed)).fetch())
                 return clock.stop()
         finally:
             await rpc.close()
-
-
-async def _send_all(rpc: JsonRpc, signed: Sequence[SignedTx]) -> None:
-    """In batches of 100, four at a time: the fastest that Anvil takes."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def send(part: Sequence[SignedTx]) -> None:
-        async with gate:
-            await rpc.batch([("eth_sendRawTransaction", ["0x" + tx.raw.hex()]) for tx in part])
-
-    await asyncio.gather(*(send(part) for part in _parts(signed)))
-
-
-@dataclass(slots=True)
-class _Receipts:
-    """The cheapest way to them: blocks tell which hashes are in, and only those are asked for, four batches at a time.
-
-    (`eth_getBlockReceipts` costs Anvil more a receipt the larger the block is.)
-    """
-
-    rpc: JsonRpc
-    wanted: int
-    _found: int = 0
-    _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
-
-    async def fetch(self) -> None:
-        number = 1
-        async with asyncio.TaskGroup() as group:
-            seen = 0
-            while seen < self.wanted:
-                block = await self.rpc.call("eth_getBlockByNumber", [hex(number), False])
-                if block is None:
-                    await asyncio.sleep(0.02)
-                    continue
-                number += 1
-                seen += len(block["transactions"])
-                for part in _parts(block["transactions"]):
-                    group.create_task(self._fetch(part))
-        if self._found != self.wanted:
-            raise Unready(f"Anvil gave {self._found} of {self.wanted} receipts")
-
-    async def _fetch(self, hashes: Sequence[str]) -> None:
-        async with self._gate:
-            answers = await self.rpc.batch([("eth_getTransactionReceipt", [tx_hash]) for tx_hash in hashes])
-        self._found += sum(isinstance(answer, dict) for answer in answers)
-
-
-def _parts(items: Sequence[T]) -> list[Sequence[T]]:
-    return [items[start : start + _PART] for start in range(0, len(items), _PART)]

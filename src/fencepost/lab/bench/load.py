@@ -39,10 +39,14 @@ def single_requests(url: str, signers: Signers, count: int, run: str) -> list[by
 
 
 def batch_requests(url: str, signers: Signers, count: int, run: str) -> list[bytes]:
+    return [post(url, "/api/v1/tx/batch", body) for body in batch_bodies(signers, count, run)]
+
+
+def batch_bodies(signers: Signers, count: int, run: str) -> list[bytes]:
     bodies = []
     for start in range(0, count, BATCH):
         requests = [_request(signers, index, run) for index in range(start, min(start + BATCH, count))]
-        bodies.append(post(url, "/api/v1/tx/batch", msgspec.json.encode({"requests": requests})))
+        bodies.append(msgspec.json.encode({"requests": requests}))
     return bodies
 
 

@@ -1,0 +1,148 @@
+"""What is left of a manager when everything that can be left out is: a yardstick, and nothing that anybody should use.
+
+Requests are decoded and stored, signed and stored with nonce and bytes, sent, and stored with their receipts. There is no
+door, lease, token or journal, no second process, no retry and no way back after a crash. What it needs, everything that
+keeps what it is told needs as well, on the same cores.
+
+`python -m fencepost.lab.bench.bare_pipeline` reads an `Order` as a line, says that it is ready, begins with the next line,
+says when all is done, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+import uvloop
+
+from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.postgres.group_commit import GroupCommit
+from fencepost.adapters.signers.local import LocalKeys
+from fencepost.domain.ids import Address
+from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
+from fencepost.lab.bench.blasting import AT_ONCE, Receipts, send_all
+
+MODULE: Final = "fencepost.lab.bench.bare_pipeline"
+READY, DONE = "ready", "done"
+
+_GWEI = 10**9
+_CONNECTIONS = 4
+_ENDS_A_COMMIT = 500
+
+_TABLE = (
+    "CREATE TABLE bare (id uuid PRIMARY KEY, signer text, request_id text, payload jsonb, nonce bigint, raw bytea,"
+    " hash text, receipt json, UNIQUE (signer, request_id)) WITH (fillfactor = 30)"
+)
+_TAKE = "INSERT INTO bare (id, signer, request_id, payload) SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[])"
+_GIVE = (
+    "UPDATE bare b SET nonce = c.nonce, raw = c.raw, hash = c.hash"
+    " FROM unnest($1::uuid[], $2::bigint[], $3::bytea[], $4::text[]) c (id, nonce, raw, hash) WHERE b.id = c.id"
+)
+_END = "UPDATE bare b SET receipt = c.receipt FROM unnest($1::uuid[], $2::json[]) c (id, receipt) WHERE b.id = c.id"
+
+
+class Payload(msgspec.Struct):
+    to: Address
+    value: str
+    gas: int
+
+
+class Request(msgspec.Struct):
+    signer: Address
+    requestId: str  # noqa: N815 - as it is written
+    payload: Payload
+
+
+class Body(msgspec.Struct):
+    requests: list[Request]
+
+
+class Order(msgspec.Struct):
+    dsn: str
+    rpc_url: str
+    chain_id: int
+    keys: list[str]
+    bodies: list[str]
+
+
+class Pipeline:
+    def __init__(self, order: Order, pool: asyncpg.Pool[asyncpg.Record], rpc: JsonRpc) -> None:
+        self._chain_id = order.chain_id
+        self._keys = LocalKeys.from_hex(order.keys)
+        self._nonces = dict.fromkeys(self._keys.addresses(), 0)
+        self._pool = pool
+        self._rpc = rpc
+        self._sending = asyncio.Semaphore(AT_ONCE)
+        self._ids: dict[str, UUID] = {}  # by hash
+        self._ends = GroupCommit(self._end, most_items=_ENDS_A_COMMIT, parallel=1)
+
+    async def run(self, bodies: Sequence[bytes], count: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Receipts(self._rpc, count, self._ends.submit_all).fetch())
+            for body in bodies:
+                signed = await self._take(msgspec.json.decode(body, type=Body).requests)
+                group.create_task(send_all(self._rpc, signed, self._sending))
+
+    async def _take(self, requests: Sequence[Request]) -> Sequence[SignedTx]:
+        ids = [uuid4() for _ in requests]
+        await self._pool.execute(
+            _TAKE,
+            ids,
+            [request.signer for request in requests],
+            [request.requestId for request in requests],
+            [msgspec.json.encode(request.payload).decode() for request in requests],
+        )
+        wanted = [self._unsigned(request) for request in requests]
+        by_signer = [(request.signer, [tx]) for request, tx in zip(requests, wanted, strict=True)]
+        signed = [
+            one
+            for several in await self._keys.sign_each(by_signer)
+            if not isinstance(several, BaseException)
+            for one in several
+        ]
+        await self._pool.execute(
+            _GIVE, ids, [tx.nonce for tx in wanted], [tx.raw for tx in signed], [tx.hash for tx in signed]
+        )
+        self._ids.update(zip([tx.hash for tx in signed], ids, strict=True))
+        return signed
+
+    def _unsigned(self, request: Request) -> UnsignedTx:
+        nonce = self._nonces[request.signer]
+        self._nonces[request.signer] = nonce + 1
+        call = Call(to=request.payload.to, value_wei=int(request.payload.value))
+        return UnsignedTx(self._chain_id, nonce, call, request.payload.gas, Fees(10 * _GWEI, _GWEI))
+
+    async def _end(self, receipts: Sequence[dict[str, Any]]) -> Sequence[UUID]:
+        ids = [self._ids.pop(receipt["transactionHash"]) for receipt in receipts]
+        await self._pool.execute(_END, ids, [msgspec.json.encode(receipt).decode() for receipt in receipts])
+        return ids
+
+
+async def main() -> None:
+    order = msgspec.json.decode(sys.stdin.readline(), type=Order)
+    bodies = [body.encode() for body in order.bodies]
+    count = sum(len(msgspec.json.decode(body, type=Body).requests) for body in bodies)
+    rpc = JsonRpc(order.rpc_url, timeout_s=60)
+    async with asyncpg.create_pool(order.dsn, min_size=_CONNECTIONS, max_size=_CONNECTIONS) as pool:
+        await pool.execute(_TABLE)
+        pipeline = Pipeline(order, pool, rpc)
+        _say(READY)
+        sys.stdin.readline()
+        await pipeline.run(bodies, count)
+        _say(DONE)
+        sys.stdin.read()  # whoever measures it looks at it once more
+    await rpc.close()
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
