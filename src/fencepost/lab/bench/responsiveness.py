@@ -11,6 +11,7 @@ import asyncpg
 
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.lab.bench.end_to_end import fund, presigned
+from fencepost.lab.bench.in_turn import middle
 from fencepost.lab.bench.load import Answer, batch_requests, pace, pour, require, single_requests
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
@@ -93,17 +94,14 @@ async def _waits_ms(dsn: str, rpc_url: str, answers: Sequence[Answer]) -> list[f
 
 
 async def strict(stage: Stage) -> list[Figure]:
-    """One strict signer on a chain that mines at once, against the round trips that can't be avoided.
-
-    Medians of three runs of each, in turn.
-    """
+    """One strict signer on a chain that mines at once, against the round trips that can't be avoided, in turn."""
     count = stage.count(300, 100)
-    floors_ms, ours_ms = [], []
-    for _ in range(stage.count(3, 1)):
-        floors_ms.append(await _unavoidable_ms(stage, count))
-        ours_ms.append(await _strictly_ms(stage, count))
-    ours, floor = statistics.median(ours_ms), statistics.median(floors_ms)
-    return [Figure("strict: time a transaction", ours, "ms", 1.5, False, "its round trips, ms", floor)]
+    rounds = [
+        (await _strictly_ms(stage, count), await _unavoidable_ms(stage, count))
+        for _ in range(stage.count(7, 1))
+    ]
+    ours_ms, floor_ms = middle(rounds, lambda measured: measured[0] / measured[1])
+    return [Figure("strict: time a transaction", ours_ms, "ms", 1.5, False, "its round trips, ms", floor_ms)]
 
 
 async def _strictly_ms(stage: Stage, count: int) -> float:
