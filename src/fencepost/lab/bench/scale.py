@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import asyncpg
 import msgspec
 
 from fencepost.lab.bench.cpu import cpu_s, family_cpu_s, rss_bytes
+from fencepost.lab.bench.in_turn import middle
 from fencepost.lab.bench.load import batch_requests, pour
 from fencepost.lab.bench.profiled_node import MODULE, Seen, watched
 from fencepost.lab.bench.report import Figure
 from fencepost.lab.bench.signers import Signers
-from fencepost.lab.bench.stage import QUIET, Stage, require_confirmed, until_ended
+from fencepost.lab.bench.stage import QUIET, Stage, count_confirmed, require_confirmed, until_ended
 from fencepost.lab.bench.stub_chain import block_hash
-from fencepost.lab.nodes import NodeProcess, start_nodes
+from fencepost.lab.nodes import start_nodes
 
 MIB = 2**20
 
 # A session of PostgreSQL that is idle tells the statistics what it did within ten seconds, not at once.
 STATISTICS_S = 12
-
-LEASE_S, RENEW_S = 10, 2.5  # as by default
 
 
 async def hot_signer(stage: Stage) -> list[Figure]:
@@ -80,112 +77,66 @@ async def _one_row_lock_a_call(stage: Stage) -> float:
 async def growth_of_signers(stage: Stage) -> list[Figure]:
     """CPU a transaction (node and database) with more signers, against the fewest."""
     steps = stage.steps((10, 1_000, 10_000), (10, 200))
-    async with AsyncExitStack() as stack:
-        places = {
-            signers: await _open_place(stage, stack, of=len(steps), signers=signers) for signers in steps
-        }
-        await _work_in_turn(stage, list(places.values()))
-    return _growth(places, "signers", "signers, µs")
+
+    async def cost_us(signers: int) -> float:
+        async with stage.stub() as rpc_url, stage.database() as dsn:
+            return await _cost_us(stage, rpc_url, dsn, signers=signers)
+
+    return _growth(await _rounds(stage, steps, cost_us), "signers", "signers, µs")
 
 
 async def growth_of_rows(stage: Stage) -> list[Figure]:
     """CPU a transaction (node and database) with more finished rows, against the fewest."""
     steps = stage.steps((10_000, 1_000_000), (1_000, 50_000))
     async with AsyncExitStack() as stack:
-        places = {
-            rows: await _open_place(stage, stack, of=len(steps), signers=50, finished=rows) for rows in steps
-        }
-        await _work_in_turn(stage, list(places.values()))
-    return _growth(places, "finished rows", "rows, µs")
+        places = {}
+        for finished in steps:
+            rpc_url = await stack.enter_async_context(stage.stub())
+            dsn = await stack.enter_async_context(stage.database())
+            await _fill_with_finished(dsn, finished)
+            places[finished] = rpc_url, dsn
+
+        async def cost_us(finished: int) -> float:
+            return await _cost_us(stage, *places[finished], signers=50)
+
+        rounds = await _rounds(stage, steps, cost_us)
+    return _growth(rounds, "finished rows", "rows, µs")
 
 
-def _growth(places: Mapping[int, _Place], what: str, compared_with: str) -> list[Figure]:
-    few, *more = places
-    return [
-        Figure(
-            f"growth: cost with {many:,} {what}",
-            places[many].cost_us,
-            "µs a tx",
-            1.3,
-            False,
-            f"{few:,} {compared_with}",
-            places[few].cost_us,
+async def _rounds(
+    stage: Stage, steps: Sequence[int], cost_us: Callable[[int], Awaitable[float]]
+) -> list[dict[int, float]]:
+    """What each step costs, in turn."""
+    return [{step: await cost_us(step) for step in steps} for _ in range(stage.count(5, 1))]
+
+
+def _growth(rounds: Sequence[Mapping[int, float]], what: str, compared_with: str) -> list[Figure]:
+    few, *more = rounds[0]
+    figures = []
+    for many in more:
+        many_us, few_us = middle(
+            [(costs_us[many], costs_us[few]) for costs_us in rounds], lambda pair: pair[0] / pair[1]
         )
-        for many in more
-    ]
+        name, said = f"growth: cost with {many:,} {what}", f"{few:,} {compared_with}"
+        figures.append(Figure(name, many_us, "µs a tx", 1.3, False, said, few_us))
+    return figures
 
 
-@dataclass(slots=True)
-class _Place:
-    """A node with its own chain and database, with every lease taken and every sequence begun.
-
-    So it is measured what a transaction costs, not what a signer costs.
-    """
-
-    server_pid: int
-    node: NodeProcess
-    dsn: str
-    signers: Signers
-    confirmed: int
-    done: int = 0
-    cpu_s: float = 0.0
-
-    @property
-    def cost_us(self) -> float:
-        return self.cpu_s / self.done * 1e6
-
-    def pause(self) -> None:
-        self.node.process.send_signal(signal.SIGSTOP)
-
-    async def work(self, requests: Sequence[bytes], count: int) -> None:
-        """Its node runs only meanwhile: of what the server does, nothing is for another."""
-        before_s = self._cpu_now_s()
-        self.node.process.send_signal(signal.SIGCONT)
-        await pour(self.node.url, requests, 4, 200)
-        await until_ended(self.dsn, within_s=60)
-        self.pause()
-        self.cpu_s += self._cpu_now_s() - before_s
-        self.done += count
-        await require_confirmed(self.dsn, self.confirmed + self.done)
-
-    def _cpu_now_s(self) -> float:
-        return cpu_s(self.node.process.pid) + family_cpu_s(self.server_pid)
-
-
-async def _open_place(
-    stage: Stage, stack: AsyncExitStack, *, of: int, signers: int, finished: int = 0
-) -> _Place:
-    """One `of` so many that take turns: so much longer are its leases, because its node rests as long."""
-    settings = {
-        "lease.idle_release": "10m",
-        "lease.duration": f"{of * LEASE_S}s",
-        "lease.renew_interval": f"{of * RENEW_S}s",
-    }
-    rpc_url = await stack.enter_async_context(stage.stub())
-    dsn = await stack.enter_async_context(stage.database())
-    if finished:
-        await _fill_with_finished(dsn, finished)
+async def _cost_us(stage: Stage, rpc_url: str, dsn: str, *, signers: int) -> float:
+    """With every lease taken and every sequence begun before: what a transaction costs, not what a signer costs."""
+    count = stage.count(20_000, 3_000)
     who = Signers.fresh(signers)
-    node = await stack.enter_async_context(stage.node(dsn, rpc_url, who.keys, settings))
-    await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
-    await until_ended(dsn, within_s=240)
-    return _Place(stage.server.pid, node, dsn, who, finished + signers)
-
-
-async def _work_in_turn(stage: Stage, places: Sequence[_Place]) -> None:
-    """Again and again: a shared machine is a third slower now than some seconds ago, and then for all of them."""
-    turns, count = stage.count(8, 2), stage.count(10_000, 1_500)
-    bodies = [batch_requests(place.node.url, place.signers, turns * count, "g") for place in places]
-    for place in places:
-        place.pause()
-    try:
-        for turn in range(turns):
-            for place, requests in zip(places, bodies, strict=True):
-                share = len(requests) // turns
-                await place.work(requests[turn * share : (turn + 1) * share], count)
-    finally:
-        for place in places:
-            place.node.process.send_signal(signal.SIGCONT)
+    earlier = await count_confirmed(dsn)
+    async with stage.node(dsn, rpc_url, who.keys, {"lease.idle_release": "10m"}) as node:
+        await pour(node.url, batch_requests(node.url, who, signers, "warm"), 4, 200)
+        await until_ended(dsn, within_s=240)
+        requests = batch_requests(node.url, who, count, "g")
+        before = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+        await pour(node.url, requests, 4, 200)
+        await until_ended(dsn, within_s=120)
+        after = cpu_s(node.process.pid) + family_cpu_s(stage.server.pid)
+        await require_confirmed(dsn, earlier + signers + count)
+    return (after - before) / count * 1e6
 
 
 async def _fill_with_finished(dsn: str, count: int) -> None:

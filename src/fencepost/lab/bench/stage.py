@@ -155,30 +155,10 @@ async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
     folder = _folder()
     try:
         async with embedded_postgres(folder / "postgres") as server:
-            await _fill_memory(server.dsn)
             await _fill_log(server.dsn)
             yield Stage(server, folder, quick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _fill_memory(dsn: str) -> None:
-    """As on a server that has run for a while: every page of its shared memory has been used.
-
-    The system clears a page when it is used for the first time, which costs as much as a row that is stored there.
-    """
-    connection = await asyncpg.connect(dsn)
-    try:
-        pages = await connection.fetchval(
-            "SELECT setting::int FROM pg_settings WHERE name = 'shared_buffers'"
-        )
-        await connection.execute("CREATE TABLE bench_page (body text STORAGE PLAIN)")
-        await connection.execute(
-            "INSERT INTO bench_page SELECT repeat('x', 8000) FROM generate_series(1, $1)", pages
-        )
-        await connection.execute("DROP TABLE bench_page")
-    finally:
-        await connection.close()
 
 
 async def _fill_log(dsn: str) -> None:
