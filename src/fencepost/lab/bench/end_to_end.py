@@ -117,7 +117,7 @@ async def _bare(stage: Stage, count: int, share_out: ShareOut) -> _Took:
         await fund(chain.rpc_url, signers)
         bodies = [body.decode() for body in batch_bodies(signers, count, "e")]
         order = bare_pipeline.Order(dsn, chain.rpc_url, CHAIN_ID, list(signers.keys), bodies)
-        async with _bare_process(order) as (process, go):
+        async with bare_process(order) as (process, go):
             with share_out(chain.pid, [process.pid, stage.server.pid]):
                 clock = _Clock([chain.pid, process.pid, stage.server.pid])
                 await go()
@@ -125,7 +125,7 @@ async def _bare(stage: Stage, count: int, share_out: ShareOut) -> _Took:
 
 
 @asynccontextmanager
-async def _bare_process(
+async def bare_process(
     order: bare_pipeline.Order,
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, Callable[[], Awaitable[None]]]]:
     """It is ready; calling what comes with it makes it go, and ends when all is done."""
