@@ -9,7 +9,7 @@ LEAST_AT_ONCE = 32
 
 # Transactions of a sweep. The least is what fits into one request to a node: a crowd makes several sweeps, side by side,
 # and none of them takes long. Where so many stand in line that they have to wait anyway, larger ones cost less.
-LEAST_A_SWEEP, MOST_A_SWEEP = 100, 512
+LEAST_A_SWEEP, MOST_A_SWEEP = 100, 256
 
 
 def fair_share(lanes: int) -> int:
