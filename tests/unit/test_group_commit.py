@@ -93,6 +93,22 @@ async def test_how_long_a_batch_waits_may_change_from_one_to_the_next(disk: Disk
     assert await answers(under_way) == ["done 1", "done 2", "done 3"]
 
 
+async def test_a_batch_that_began_at_once_is_one_that_the_next_may_have_to_wait_for(disk: Disk) -> None:
+    waits_s = [0.0]
+    group = GroupCommit(disk.flush, most_items=10, parallel=3, beside_after_s=lambda: waits_s[0])
+    under_way = []
+    for item in (1, 2):
+        under_way += submit_all(group, [item])
+        await asyncio.sleep(0.001)
+    assert disk.batches == [[1], [2]]
+    waits_s[0] = 60.0
+    under_way += submit_all(group, [3])
+    await asyncio.sleep(0.001)
+    assert disk.batches == [[1], [2]]
+    disk.may_end.set()
+    assert await answers(under_way) == ["done 1", "done 2", "done 3"]
+
+
 async def test_it_rests_from_the_end_of_the_last_batch(disk: Disk) -> None:
     group = GroupCommit(disk.flush, most_items=1, parallel=1)
     assert group.rested_s() == math.inf

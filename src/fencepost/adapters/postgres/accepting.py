@@ -26,8 +26,8 @@ MOST_REQUESTS_A_COMMIT = 500
 PARALLEL_ACCEPTS = 2
 BESIDE_AFTER_S = 0.01
 
-# Whoever brings many at once gets a statement of his own, beside others; but as long as lanes write, such statements go
-# one after the other, unless one takes long: or all that is sent would wait until everything has been taken in.
+# Many that come at once get a statement of their own, beside others; but as long as lanes write, such statements go one
+# after the other, unless one takes long: or all that is to be sent would wait until everything has been taken in.
 PARALLEL_BATCHES = 4
 BATCH_BESIDE_AFTER_S = 0.1
 LANES_REST_AFTER_S = 0.1

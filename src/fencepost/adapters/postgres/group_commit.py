@@ -101,12 +101,9 @@ class GroupCommit(Generic[Item, Result]):
         return asyncio.get_running_loop().time() - self._ended_s
 
     def _may_begin(self) -> bool:
-        beside_after_s = self._beside_after_s()
-        if not beside_after_s:
-            return True
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        left_s = self._begun_s + beside_after_s - now_s
+        left_s = self._begun_s + self._beside_after_s() - now_s
         if self._free == self._parallel or self._begun_items <= self._few or left_s <= 0:
             self._begun_s = now_s
             return True
