@@ -236,3 +236,18 @@ async def test_the_lease_of_a_lane_that_rests_is_renewed_every_other_time_and_at
     for _ in range(3):
         bench.clock.advance(pace_s)
         assert await node.node.renew_once() == 1
+
+
+async def test_who_is_switched_off_while_it_looks_takes_nobody_and_forgets_no_hint() -> None:
+    ground = Ground()
+
+    def switch_off(_seconds: float) -> None:
+        ground.seeking.is_off = True
+
+    ground.ledger.passes = switch_off
+    ground.seeking.hint(SIGNERS[0])
+    assert await ground.seeking.look() == 0
+    assert SIGNERS[0] not in ground.lanes
+    ground.seeking.is_off = False
+    assert await ground.seeking.turn() == 1
+    assert SIGNERS[0] in ground.lanes

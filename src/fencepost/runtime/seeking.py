@@ -134,6 +134,9 @@ class Seeking:
         wanted, self._wanted = self._wanted | dict.fromkeys(undone), {}
         try:
             found = await self._found(now_s) if is_look else ()
+            if self.is_off:  # since the ledger was asked: what is wanted is tried when it is on again
+                self._wanted |= wanted
+                return 0
             able = self._mine_first(self._able([*found, *wanted], now_s), now_s)
             self._wanted |= {s: None for s in wanted if self._not_before_s.get(s, 0.0) > now_s}
             taken = await self._acquire(able[:MOST_ACQUIRED_AT_ONCE]) if able else 0
