@@ -135,3 +135,4 @@ async def test_small_batches_share_a_statement_and_each_gets_its_own_answers(poo
         {AcceptOutcome.CREATED},
         {AcceptOutcome.KNOWN},
     ]
+    assert await pool.fetchval("SELECT count(DISTINCT xmin::text) FROM managed_tx") == 1

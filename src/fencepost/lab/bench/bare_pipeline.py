@@ -98,17 +98,20 @@ class Pipeline:
             [msgspec.json.encode(request.payload).decode() for request in requests],
         )
         wanted = [self._unsigned(request) for request in requests]
-        by_signer = [(request.signer, [tx]) for request, tx in zip(requests, wanted, strict=True)]
-        signed = [
-            one
-            for several in await self._keys.sign_each(by_signer)
-            if not isinstance(several, BaseException)
-            for one in several
-        ]
+        signed = await self._sign(requests, wanted)
         await self._pool.execute(
             _GIVE, ids, [tx.nonce for tx in wanted], [tx.raw for tx in signed], [tx.hash for tx in signed]
         )
         self._ids.update(zip([tx.hash for tx in signed], ids, strict=True))
+        return signed
+
+    async def _sign(self, requests: Sequence[Request], wanted: Sequence[UnsignedTx]) -> list[SignedTx]:
+        by_signer = [(request.signer, [tx]) for request, tx in zip(requests, wanted, strict=True)]
+        signed: list[SignedTx] = []
+        for several in await self._keys.sign_each(by_signer):
+            if isinstance(several, BaseException):
+                raise several
+            signed += several
         return signed
 
     def _unsigned(self, request: Request) -> UnsignedTx:
