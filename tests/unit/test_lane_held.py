@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench, BenchNode
-from fencepost.application.lane import StateMoved
+from fencepost.application.lane import Policy, StateMoved
 from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain import managed
 from fencepost.domain.send import SendCategory, SendResult
@@ -160,10 +160,11 @@ async def test_reading_the_lane_anew_forgets_it(bench: Bench) -> None:
     assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult"]
 
 
-async def test_strictly_the_end_of_one_and_the_nonce_of_the_next_are_one_write(
-    bench: Bench, writes: list[LaneWrite]
+@pytest.mark.parametrize("policy", [STRICT, Policy(strict=False, max_in_flight=1)], ids=["strict", "pipelined"])
+async def test_the_end_of_one_and_the_nonce_of_the_next_are_one_write(
+    bench: Bench, writes: list[LaneWrite], policy: Policy
 ) -> None:
-    node = bench.node(replace(STRICT, required=0, record_within_s=LATE_S))
+    node = bench.node(replace(policy, required=0, record_within_s=LATE_S))
     first, second = await bench.requests(2)
     await node.turn()
     before = len(writes)

@@ -160,6 +160,43 @@ async def test_what_is_swept_ends_as_if_it_had_been_stepped() -> None:
     assert ways[0] == ways[1]
 
 
+async def test_ends_and_the_nonces_that_follow_them_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = await Crowd.begun()
+    await crowd.requests()
+    await crowd.turn(sweeping)
+    crowd.bench.chain.mine()
+    await crowd.requests()
+    writes: list[LaneWrite] = []
+    honest = FakeLedger.commit
+
+    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
+        writes.append(write)
+        return await honest(ledger, write)
+
+    monkeypatch.setattr(FakeLedger, "commit", commit)
+    await crowd.turn(sweeping)
+    assert [write.term.signer for write in writes] == SIGNERS
+    for write in writes:
+        assert [change.after.state for change in write.changes] == [State.CONFIRMED, State.ALLOCATED]
+
+
+async def test_an_end_is_written_though_what_follows_it_gets_no_nonce() -> None:
+    crowd = await Crowd.begun()
+    await crowd.requests()
+    await crowd.turn(sweeping)
+    crowd.bench.chain.mine()
+    await crowd.requests()
+    assert isinstance(crowd.bench.keys, _Keys)
+    crowd.bench.keys.broken = SIGNERS[1].address
+    await crowd.at.node.heads_once(CHAIN_ID)
+    left = await sweep(crowd.lanes)
+    assert set(left) == {SIGNERS[1]}
+    with pytest.raises(SigningError):
+        await step(crowd.lane(1))
+    ended, waiting = (crowd.bench.state(tx_id) for tx_id in crowd.tx_ids[SIGNERS[1]][-2:])
+    assert (ended, waiting) == (State.CONFIRMED, State.QUEUED)
+
+
 async def test_what_was_held_is_written_in_time() -> None:
     crowd = await Crowd.begun()
     await crowd.requests()

@@ -26,7 +26,7 @@ from fencepost.application.allocate import (
 )
 from fencepost.application.broadcast import hold_answers, take_answers, waiting_to_be_sent, went_well
 from fencepost.application.lane import Lane, Policy, StateMoved
-from fencepost.application.ports import Chain, Cursor, LaneWrite
+from fencepost.application.ports import Chain, Cursor, LaneWrite, TxChange
 from fencepost.application.sequence import is_checked
 from fencepost.application.step import take_arrivals
 from fencepost.application.track import Depths, due_for_look_up, hashes_of, told_by_receipts
@@ -112,11 +112,18 @@ class _Walk:
     # ---- receipts
 
     async def take_receipts(self, lanes: Sequence[Lane]) -> None:
-        writes = await self._ends(lanes)
+        """Where others wait for nonces, what ended is written with theirs: see `track`."""
+        ended = await self._ends(lanes)
+        writes: list[tuple[Lane, LaneWrite]] = []
+        for lane, changes in ended:
+            if lane.has_queue:
+                lane.hold(changes, for_s=0)
+            else:
+                writes.append((lane, lane.write(changes)))
         await self._commit(writes, op="receipt")
-        self._leave(lane for lane, _ in writes if lane.has_mined)
+        self._leave(lane for lane, _ in ended if lane.has_mined)
 
-    async def _ends(self, lanes: Sequence[Lane]) -> Sequence[tuple[Lane, LaneWrite]]:
+    async def _ends(self, lanes: Sequence[Lane]) -> Sequence[tuple[Lane, Sequence[TxChange]]]:
         asked = [(lane, txs) for lane in lanes if (txs := due_for_look_up(lane))]
         if not asked:
             return ()
@@ -130,16 +137,16 @@ class _Walk:
             return ()
         found = {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
         depths: Depths = {}
-        writes: list[tuple[Lane, LaneWrite]] = []
+        ended: list[tuple[Lane, Sequence[TxChange]]] = []
         for lane, txs in asked:
             changes = told_by_receipts(lane, txs, found, depths)
             lane.observer.note("receipts", signer=lane.signer, asked=len(txs), found=len(changes))
             if changes:
-                writes.append((lane, lane.write(changes)))
+                ended.append((lane, changes))
             if len(changes) < len(txs):
                 lane.must_look_up = True
                 self._leave([lane])
-        return writes
+        return ended
 
     # ---- nonces
 

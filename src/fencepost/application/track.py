@@ -151,11 +151,11 @@ def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None
 
 
 async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
-    """How many. In strict mode what has ended is written with the nonce of the next, which could not come before."""
+    """How many. Where others wait for nonces, it is written with theirs, or at the end of the step if they get none."""
     changes = told_by_receipts(lane, txs, found, {})
     if not changes:
         return 0
-    if lane.policy.strict and lane.queue:
+    if lane.has_queue:
         lane.hold(changes, for_s=0)
     else:
         await lane.commit(changes, op="receipt")
