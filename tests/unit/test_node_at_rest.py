@@ -11,6 +11,7 @@ import pytest
 
 from fakes.bench import CHAIN_ID, Bench, BenchNode
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.lease import Term
 from fencepost.domain.states import State
 from fencepost.lab.sim.ledger import FakeLedger
 from fencepost.runtime.lanes import Lanes
@@ -25,6 +26,7 @@ class CountingLedger(FakeLedger):
     looks = 0
     takes_s = 0.0
     passes: Callable[[float], None]
+    on_acquired: Callable[[], None] = staticmethod(lambda: None)
 
     async def signers_with_work(
         self, chain_ids: Sequence[int], *, limit: int, after: Signer | None = None
@@ -32,6 +34,11 @@ class CountingLedger(FakeLedger):
         self.looks += 1
         self.passes(self.takes_s)
         return await super().signers_with_work(chain_ids, limit=limit, after=after)
+
+    async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
+        terms = await super().acquire(signers)
+        self.on_acquired()
+        return terms
 
 
 @dataclass(slots=True)
@@ -44,6 +51,7 @@ class Ground:
     seeking: Seeking = field(init=False)
     expiry_looks: int = 0
     left_s: float | None = None
+    given_back: list[Term] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         node = self.bench.node().node
@@ -62,6 +70,7 @@ class Ground:
             expiries_every_s=2.5,
             skew_allowance_s=0.0,
             soonest_expiry=self._soonest_expiry,
+            give_back=self.given_back.append,
         )
 
     async def _soonest_expiry(self) -> float | None:
@@ -248,6 +257,24 @@ async def test_who_is_switched_off_while_it_looks_takes_nobody_and_forgets_no_hi
     ground.seeking.hint(SIGNERS[0])
     assert await ground.seeking.look() == 0
     assert SIGNERS[0] not in ground.lanes
+    ground.seeking.is_off = False
+    assert await ground.seeking.turn() == 1
+    assert SIGNERS[0] in ground.lanes
+
+
+async def test_who_is_switched_off_while_it_acquires_gives_back_what_it_got() -> None:
+    ground = Ground()
+
+    def switch_off() -> None:
+        ground.seeking.is_off = True
+
+    ground.ledger.on_acquired = switch_off
+    ground.seeking.hint(SIGNERS[0])
+    assert await ground.seeking.look() == 0
+    assert SIGNERS[0] not in ground.lanes
+    assert [term.signer for term in ground.given_back] == [SIGNERS[0]]
+    await ground.ledger.release(ground.given_back)
+    ground.ledger.on_acquired = lambda: None
     ground.seeking.is_off = False
     assert await ground.seeking.turn() == 1
     assert SIGNERS[0] in ground.lanes

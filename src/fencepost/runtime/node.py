@@ -96,6 +96,7 @@ class Node:
             expiries_every_s=self.pace.renew_s,
             skew_allowance_s=self.pace.skew_allowance_s,
             soonest_expiry=self.soonest_expiry,
+            give_back=lambda term: self.letting_go.add(term),
         )
         self.following = Following(
             self.watches,
@@ -137,7 +138,7 @@ class Node:
         with suppress(TimeoutError):  # a database that hangs keeps its leases until they run out
             async with asyncio.timeout(STOP_STEP_WITHIN_S):
                 async with self.seeking.under_way:
-                    pass  # whatever was being acquired has its lane now, and goes back with the others
+                    pass  # whatever was being acquired is about to go back, like the others
                 await self._let_all_go()
         for term in self.lanes.terms():  # their steps take too long: what they still write is refused
             self.lanes.drop(term.signer)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fencepost.application.ports import Clock, Ledger, Observer
 from fencepost.domain.ids import Address, Signer
+from fencepost.domain.lease import Term
 from fencepost.runtime.lanes import Lanes
 from fencepost.runtime.routing import Router
 
@@ -46,6 +47,7 @@ class Seeking:
     )
     skew_allowance_s: float
     soonest_expiry: Callable[[], Awaitable[float | None]]  # seconds, of leases of others
+    give_back: Callable[[Term], None]
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     under_way: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_off: bool = False
@@ -174,6 +176,11 @@ class Seeking:
 
     async def _acquire(self, able: Sequence[Signer]) -> int:
         terms = await self.ledger.acquire(able)
+        if self.is_off:  # since they were asked for: nobody works for them here, so another node may
+            for term in terms:
+                self.give_back(term)
+            self._wanted |= dict.fromkeys(able)
+            return 0
         missed = set(able) - {term.signer for term in terms}
         self.observer.note("acquire", taken=len(terms), missed=len(missed))
         for term in terms:
