@@ -84,6 +84,7 @@ class Node:
             on_retired=lambda lane: self.letting_go.add(lane.term),
             is_database_failure=self.is_database_failure,
         )
+        self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
         self.seeking = Seeking(
             ledger=self.ledger,
             clock=self.clock,
@@ -96,7 +97,7 @@ class Node:
             expiries_every_s=self.pace.renew_s,
             skew_allowance_s=self.pace.skew_allowance_s,
             soonest_expiry=self.soonest_expiry,
-            give_back=lambda term: self.letting_go.add(term),
+            give_back=self.letting_go.add,
         )
         self.following = Following(
             self.watches,
@@ -107,7 +108,6 @@ class Node:
             on_undone=self.seeking.undone,
             is_database_failure=self.is_database_failure,
         )
-        self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
 
     async def run(self) -> None:
         """Until cancelled; then what is under way is finished and the leases are given back."""
