@@ -160,7 +160,9 @@ async def test_reading_the_lane_anew_forgets_it(bench: Bench) -> None:
     assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult"]
 
 
-@pytest.mark.parametrize("policy", [STRICT, Policy(strict=False, max_in_flight=1)], ids=["strict", "pipelined"])
+@pytest.mark.parametrize(
+    "policy", [STRICT, Policy(strict=False, max_in_flight=1)], ids=["strict", "pipelined"]
+)
 async def test_the_end_of_one_and_the_nonce_of_the_next_are_one_write(
     bench: Bench, writes: list[LaneWrite], policy: Policy
 ) -> None:
