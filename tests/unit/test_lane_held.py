@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
-from fakes.bench import CHAIN_ID, QUICK, STRICT, Bench, BenchNode
+from fakes.bench import CHAIN_ID, QUICK, SINK, STRICT, Bench, BenchNode
 from fencepost.application.lane import Policy, StateMoved
 from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain import managed
+from fencepost.domain.managed import Intent
 from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import State
-from fencepost.domain.transaction import SignedTx
+from fencepost.domain.transaction import Call, SignedTx
 from fencepost.errors import RpcUnavailable
 from fencepost.lab.sim.ledger import FakeLedger
 
@@ -160,21 +162,49 @@ async def test_reading_the_lane_anew_forgets_it(bench: Bench) -> None:
     assert bench.events(tx_id) == ["Receive", "AssignNonce", "SendResult"]
 
 
-@pytest.mark.parametrize(
-    "policy", [STRICT, Policy(strict=False, max_in_flight=1)], ids=["strict", "pipelined"]
-)
+ONE_BY_ONE = Policy(strict=False, max_in_flight=1)
+IN_STOCK = replace(ONE_BY_ONE, refuse_reverting=False)  # nobody is asked about what is next
+
+
+@pytest.mark.parametrize("policy", [STRICT, IN_STOCK], ids=["strict", "pipelined"])
 async def test_the_end_of_one_and_the_nonce_of_the_next_are_one_write(
     bench: Bench, writes: list[LaneWrite], policy: Policy
 ) -> None:
+    first, second, made = await _end_of_one_and_next(bench, writes, policy)
+    assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.ALLOCATED)
+    (write,) = made
+    assert [change.after.state for change in write.changes] == [State.CONFIRMED, State.ALLOCATED]
+
+
+async def test_an_end_does_not_wait_for_a_question_about_the_next(
+    bench: Bench, writes: list[LaneWrite]
+) -> None:
+    *_, made = await _end_of_one_and_next(bench, writes, ONE_BY_ONE)
+    ended, given = made
+    assert [change.after.state for change in ended.changes] == [State.CONFIRMED]
+    assert [change.after.state for change in given.changes] == [State.ALLOCATED]
+
+
+async def test_an_end_does_not_wait_for_a_signature_from_elsewhere(
+    bench: Bench, writes: list[LaneWrite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(bench.keys), "signs_at_once", lambda *_: False)
+    *_, made = await _end_of_one_and_next(bench, writes, IN_STOCK)
+    assert len(made) == 2
+
+
+async def _end_of_one_and_next(
+    bench: Bench, writes: list[LaneWrite], policy: Policy
+) -> tuple[UUID, UUID, Sequence[LaneWrite]]:
+    """Two requests, and what is written once the first is mined."""
     node = bench.node(replace(policy, required=0, record_within_s=LATE_S))
-    first, second = await bench.requests(2)
+    call = Call(to=SINK, value_wei=1)
+    first, second = [await bench.request(Intent(call=call, gas=21_000)) for _ in range(2)]
     await node.turn()
     before = len(writes)
     bench.chain.mine()
     await node.turn()
-    assert (bench.state(first), bench.state(second)) == (State.CONFIRMED, State.ALLOCATED)
-    (write,) = writes[before:]
-    assert [change.after.state for change in write.changes] == [State.CONFIRMED, State.ALLOCATED]
+    return first, second, writes[before:]
 
 
 async def test_a_silent_node_does_not_keep_back_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,16 @@ async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
     return tx.intent.gas or math.ceil(estimate * lane.policy.gas_factor)
 
 
+def next_comes_at_once(lane: Lane) -> bool:
+    """Somebody waits for a nonce, and nobody need be asked about gas or for a signature before it is given."""
+    first = lane.queue[0] if lane.queue else next(iter(lane.queue.arrived), None)
+    return (
+        first is not None
+        and not _must_ask_for_gas(lane, first)
+        and lane.keys.signs_at_once(lane.signer.address)
+    )
+
+
 def _must_ask_for_gas(lane: Lane, tx: ManagedTx) -> bool:
     return tx.intent.gas is None or lane.policy.refuse_reverting
 

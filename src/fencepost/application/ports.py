@@ -94,6 +94,10 @@ class KeyPort(Protocol):
 
     def addresses(self) -> Sequence[Address]: ...
 
+    def signs_at_once(self, _address: Address) -> bool:
+        """The key is in this process: nobody else is waited for."""
+        return False
+
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         """All or nothing; raises `SigningError`, or `UnknownSigner` when the key isn't held here."""
         ...

@@ -29,7 +29,13 @@ from fencepost.application.lane import Lane, Policy, StateMoved
 from fencepost.application.ports import Chain, Cursor, LaneWrite, TxChange
 from fencepost.application.sequence import is_checked
 from fencepost.application.step import take_arrivals
-from fencepost.application.track import Depths, due_for_look_up, hashes_of, told_by_receipts
+from fencepost.application.track import (
+    Depths,
+    due_for_look_up,
+    hashes_of,
+    is_written_with_next,
+    told_by_receipts,
+)
 from fencepost.domain.ids import Signer
 from fencepost.domain.managed import ManagedTx, Purpose
 from fencepost.domain.states import CursorState
@@ -112,11 +118,11 @@ class _Walk:
     # ---- receipts
 
     async def take_receipts(self, lanes: Sequence[Lane]) -> None:
-        """Where others wait for nonces, what ended is written with theirs: see `track`."""
+        """What ended is written now, or with the nonces that follow it."""
         ended = await self._ends(lanes)
         writes: list[tuple[Lane, LaneWrite]] = []
         for lane, changes in ended:
-            if lane.has_queue:
+            if is_written_with_next(lane):
                 lane.hold(changes, for_s=0)
             else:
                 writes.append((lane, lane.write(changes)))

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fencepost.application.allocate import sign_ahead
+from fencepost.application.allocate import next_comes_at_once, sign_ahead
 from fencepost.application.lane import Lane
 from fencepost.application.ports import TxChange
 from fencepost.application.protect import protect
@@ -151,15 +151,20 @@ def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None
 
 
 async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
-    """How many. Where others wait for nonces, it is written with theirs, or at the end of the step if they get none."""
+    """How many. What is written with the nonces that follow is written at the end of the step if none do."""
     changes = told_by_receipts(lane, txs, found, {})
     if not changes:
         return 0
-    if lane.has_queue:
+    if is_written_with_next(lane):
         lane.hold(changes, for_s=0)
     else:
         await lane.commit(changes, op="receipt")
     return len(changes)
+
+
+def is_written_with_next(lane: Lane) -> bool:
+    """What ended need not be written before the next nonces are: where those come at once, or could not come before."""
+    return next_comes_at_once(lane) or (lane.policy.strict and bool(lane.queue))
 
 
 def told_by_receipts(

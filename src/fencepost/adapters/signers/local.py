@@ -55,6 +55,9 @@ class LocalKeys(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return tuple(self._keys)
 
+    def signs_at_once(self, address: Address) -> bool:
+        return address in self._keys
+
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         signed = _whole(await self._signed([(self._key_of(address), tx) for tx in txs]))
         if isinstance(signed, Exception):

@@ -38,6 +38,10 @@ class KeyRing(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return tuple(self._holders)
 
+    def signs_at_once(self, address: Address) -> bool:
+        holder = self._holders.get(address)
+        return holder is not None and holder.signs_at_once(address)
+
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         holder = self._holders.get(address)
         if holder is None:

@@ -23,6 +23,9 @@ class SimKeys(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return self._addresses
 
+    def signs_at_once(self, address: Address) -> bool:
+        return address in self._addresses
+
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         if address not in self._addresses:
             raise UnknownSigner(f"no key is held here for {address}")

@@ -281,6 +281,9 @@ class KeysPort(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return self._keys.addresses()
 
+    def signs_at_once(self, address: Address) -> bool:
+        return self._keys.signs_at_once(address)
+
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         return await self._gate.through(  # type: ignore[no-any-return]  # the gate passes it on
             "sign", lambda: self._keys.sign(address, txs), failure=partial(SigningError, "no answer")
