@@ -25,6 +25,7 @@ class Server:
         self.hangs_up_after: bytes | None = None  # the others are answered when that has happened
         self.has_hung_up = asyncio.Event()
         self.hangs_up_on: bytes | None = None
+        self.is_silent_on: bytes | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -36,6 +37,8 @@ class Server:
                 self.bodies.append(body)
                 if body == self.hangs_up_on:
                     break
+                if body == self.is_silent_on:
+                    continue
                 if self.hangs_up_after not in (None, body):
                     await self.has_hung_up.wait()
                 writer.write(ANSWER[:20])
@@ -96,6 +99,13 @@ async def test_an_answer_that_never_comes_is_told() -> None:
         server.hangs_up_on = b"3"
         with pytest.raises(RpcUnavailable):
             await drive(server.url, requests(server.url, 10), connections=2)
+
+
+async def test_who_is_silent_is_not_waited_for_without_end() -> None:
+    async with serving() as server, asyncio.timeout(PATIENCE_S):
+        server.is_silent_on = b"3"
+        with pytest.raises(Unready, match="1 of 4 requests were not answered"):
+            await drive(server.url, requests(server.url, 4), connections=4, within_s=0.2)
 
 
 def test_another_status_than_wanted_makes_a_figure_worthless() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ T = TypeVar("T")
 # Calls of a batch, and batches under way. Anvil takes these faster than batches of 100, by 5 to 8 in a hundred.
 PART = 20
 AT_ONCE = 4
+
+# With none of what is awaited in a block for so long, it never will be: a chain has lost it, or stands still.
+STALLED_S = 30.0
 
 
 async def send_all(rpc: JsonRpc, signed: Sequence[SignedTx], gate: asyncio.Semaphore | None = None) -> None:
@@ -46,6 +50,7 @@ class Receipts:
     rpc: JsonRpc
     wanted: int
     then: Callable[[Sequence[dict[str, Any]]], Awaitable[object]] = _nothing_more  # with each part
+    stalled_s: float = STALLED_S
     _found: int = 0
     _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
@@ -53,11 +58,16 @@ class Receipts:
         number = 1
         async with asyncio.TaskGroup() as group:
             seen = 0
+            moved_s = time.monotonic()
             while seen < self.wanted:
                 block = await self.rpc.call("eth_getBlockByNumber", [hex(number), False])
+                if time.monotonic() - moved_s > self.stalled_s:
+                    raise Unready(f"{self.wanted - seen} of {self.wanted} transactions came into no block")
                 if block is None:
                     await asyncio.sleep(0.02)
                     continue
+                if block["transactions"]:
+                    moved_s = time.monotonic()
                 number += 1
                 seen += len(block["transactions"])
                 for part in _parts(block["transactions"]):

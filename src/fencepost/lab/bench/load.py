@@ -19,6 +19,9 @@ from fencepost.errors import RpcUnavailable, Unready
 from fencepost.lab.bench.signers import Signers
 
 BATCH = 500
+
+# Who has no answer by then gets none: whatever is measured takes seconds.
+ANSWERED_WITHIN_S = 120.0
 _STATUS = slice(len("HTTP/1.1 "), len("HTTP/1.1 200"))
 _LENGTH_AND_END = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n(?:[^\r]+\r\n)*\r\n", re.IGNORECASE)
 
@@ -118,16 +121,26 @@ class _Run:
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self.answers: list[Answer] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def until_answered(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._done
+        except TimeoutError:
+            missing = self.expected - len(self.answers)
+            raise Unready(
+                f"{missing} of {self.expected} requests were not answered in {within_s:g} s"
+            ) from None
 
     def take(self, answer: Answer) -> None:
         self.answers.append(answer)
-        if len(self.answers) == self.expected and not self.done.done():
-            self.done.set_result(None)
+        if len(self.answers) == self.expected and not self._done.done():
+            self._done.set_result(None)
 
     def lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(RpcUnavailable(f"a connection was lost: {error}"))
+        if not self._done.done():
+            self._done.set_exception(RpcUnavailable(f"a connection was lost: {error}"))
 
     async def connect(
         self, url: str, count: int, on_answer: Callable[[_Connection, Answer], None]
@@ -142,7 +155,9 @@ class _Run:
         return [connection for _, connection in made]
 
 
-async def drive(url: str, requests: Sequence[bytes], *, connections: int) -> list[Answer]:
+async def drive(
+    url: str, requests: Sequence[bytes], *, connections: int, within_s: float = ANSWERED_WITHIN_S
+) -> list[Answer]:
     """All requests, over so many connections."""
     waiting: Iterator[tuple[int, bytes]] = enumerate(requests)
     run = _Run(len(requests))
@@ -157,7 +172,7 @@ async def drive(url: str, requests: Sequence[bytes], *, connections: int) -> lis
     for connection in opened:
         connection.ask(*next(waiting))
     try:
-        await run.done
+        await run.until_answered(within_s)
     finally:
         for connection in opened:
             connection.close()
@@ -184,7 +199,7 @@ async def pace(url: str, requests: Sequence[bytes], *, rate: float) -> list[Answ
                 opened += fresh
                 free += fresh
             free.pop().ask(index, request)
-        await run.done
+        await run.until_answered(ANSWERED_WITHIN_S)
     finally:
         for connection in opened:
             connection.close()
