@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from fakes.clock import FakeClock
 from fakes.observer import FakeObserver
 from fencepost.adapters.evm.encoding import decode_signed
@@ -18,7 +20,7 @@ from fencepost.application.accept import Accept, Request
 from fencepost.application.heads import ChainWatch
 from fencepost.application.hooks import Handler, StuckDecision
 from fencepost.application.lane import Lane, Policy
-from fencepost.application.ports import Chain, KeyPort, Ledger
+from fencepost.application.ports import Chain, KeyPort, LaneWrite, Ledger, Written
 from fencepost.application.sequence import LOOK_EVERY_S
 from fencepost.application.step import step
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -212,3 +214,16 @@ class Bench:
 
 def transfer(*, value_wei: int = 1, to: Address = SINK) -> Intent:
     return Intent(call=Call(to=to, value_wei=value_wei))
+
+
+def watched_writes(monkeypatch: pytest.MonkeyPatch) -> list[LaneWrite]:
+    """What lanes write from here on, in order."""
+    made: list[LaneWrite] = []
+    honest = FakeLedger.commit
+
+    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
+        made.append(write)
+        return await honest(ledger, write)
+
+    monkeypatch.setattr(FakeLedger, "commit", commit)
+    return made

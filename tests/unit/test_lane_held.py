@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from fakes.bench import CHAIN_ID, QUICK, SINK, STRICT, Bench, BenchNode
+from fakes.bench import CHAIN_ID, QUICK, SINK, STRICT, Bench, BenchNode, watched_writes
 from fencepost.application.lane import Policy, StateMoved
 from fencepost.application.ports import LaneWrite, Written
 from fencepost.domain import managed
@@ -18,7 +18,6 @@ from fencepost.domain.send import SendCategory, SendResult
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, SignedTx
 from fencepost.errors import RpcUnavailable
-from fencepost.lab.sim.ledger import FakeLedger
 
 LATE_S = 0.5
 LATE = replace(QUICK, record_within_s=LATE_S)
@@ -31,16 +30,7 @@ def bench() -> Bench:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[LaneWrite]:
-    """What was written, in order."""
-    made: list[LaneWrite] = []
-    honest = FakeLedger.commit
-
-    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
-        made.append(write)
-        return await honest(ledger, write)
-
-    monkeypatch.setattr(FakeLedger, "commit", commit)
-    return made
+    return watched_writes(monkeypatch)
 
 
 async def test_it_is_written_by_itself_if_nothing_follows(bench: Bench) -> None:

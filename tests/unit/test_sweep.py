@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from fakes.bench import CHAIN_ID
+from fakes.bench import CHAIN_ID, watched_writes
 from fakes.crowd import LEASE_AND_SKEW_S, NEVER, POLICY, SIGNERS, BreakableKeys, Crowd, stepping, sweeping
 from fakes.cut import Cut, Died, How
 from fencepost.application.lane import StateMoved
@@ -48,14 +48,7 @@ async def test_ends_and_the_nonces_that_follow_them_are_one_write(monkeypatch: p
     await crowd.turn(sweeping)
     crowd.bench.chain.mine()
     await crowd.requests()
-    writes: list[LaneWrite] = []
-    honest = FakeLedger.commit
-
-    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
-        writes.append(write)
-        return await honest(ledger, write)
-
-    monkeypatch.setattr(FakeLedger, "commit", commit)
+    writes = watched_writes(monkeypatch)
     await crowd.turn(sweeping)
     assert [write.term.signer for write in writes] == SIGNERS
     for write in writes:
