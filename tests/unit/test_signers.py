@@ -19,6 +19,7 @@ from fencepost.adapters.signers import KeyRing, load_keys
 from fencepost.adapters.signers.keyfile import load_key_file
 from fencepost.adapters.signers.keystore import load_keystores
 from fencepost.adapters.signers.local import TURN_TXS, LocalKeys
+from fencepost.adapters.signers.remote import RemoteKeys
 from fencepost.domain.ids import parse_address
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
 from fencepost.errors import SettingError, SigningError, UnknownSigner
@@ -364,3 +365,11 @@ async def test_a_keystore_and_its_password_come_together(directory: Path, passwo
         await load_keys(keystore_dir=directory)
     with pytest.raises(SettingError, match="set together"):
         await load_keys(password_file=password_file)
+
+
+def test_only_keys_of_this_process_sign_at_once() -> None:
+    class Elsewhere(LocalKeys):
+        signs_at_once = RemoteKeys.signs_at_once
+
+    ring = KeyRing([LocalKeys.from_hex(SECRETS[:1]), Elsewhere.from_hex(SECRETS[1:2])])
+    assert [ring.signs_at_once(address) for address in ADDRESSES] == [True, False, False]

@@ -94,7 +94,7 @@ class KeyPort(Protocol):
 
     def addresses(self) -> Sequence[Address]: ...
 
-    def signs_at_once(self, _address: Address) -> bool:
+    def signs_at_once(self, address: Address) -> bool:  # noqa: ARG002 - unless somebody says otherwise
         """The key is in this process: nobody else is waited for."""
         return False
 
