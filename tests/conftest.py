@@ -1,11 +1,20 @@
-"""Fixtures are plugins, one a part of the world: `fix_postgres`, `fix_anvil`, `fix_core`, `fix_nodes`, `fix_api`, `fix_redis`."""
+"""Fixtures are plugins, one per part: `fixtures.postgres`, `fixtures.anvil`, `fixtures.core`, `fixtures.nodes`,
+`fixtures.api`, `fixtures.redis`.
+"""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["fix_postgres", "fix_anvil", "fix_core", "fix_nodes", "fix_api", "fix_redis"]
+pytest_plugins = [
+    "fixtures.postgres",
+    "fixtures.anvil",
+    "fixtures.core",
+    "fixtures.nodes",
+    "fixtures.api",
+    "fixtures.redis",
+]
 
-# That a machine is busy says nothing of the code.
+# A slow example on a busy machine is no defect.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

@@ -1,4 +1,4 @@
-"""All five schemes on one database and one Redis, as many processes of each as a test wants, with time moved by hand."""
+"""All five nonce schemes on one database and one Redis, any number of processes of each, with time moved by hand."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.nonce.leased import LeasedNonces
 from fencepost.nonce.port import Hold, NoncePort
 from fencepost.nonce.postgres import PostgresNonces
-from fencepost.nonce.records import Records
+from fencepost.nonce.redis_client import RedisClient
 from fencepost.nonce.redis_full import RedisFullNonces
 from fencepost.nonce.redis_issue import RedisIssueNonces
-from fencepost.nonce.redis_link import RedisLink
 from fencepost.nonce.redis_lock import RedisLock
 from fencepost.nonce.segments import SegmentNonces
+from fencepost.nonce.store import NonceStore
 
 SCHEMES = ("postgres", "postgres+lock", "redis_issue", "redis_full", "leased", "segments")
 LEASE_S = 10.0
 DEAD_AFTER_S = 30.0
 HEAL_AFTER_S = 20.0
-HEARD_WITHIN_S = 0.1  # of real time: how Redis stands is decided on the database's clock
+MAX_STATUS_AGE_S = 0.1  # of real time: the database's clock decides the state of Redis
 ALICE = Signer(31_337, Address("0x" + "a1" * 20))
 BOB = Signer(31_337, Address("0x" + "b2" * 20))
 
@@ -48,13 +48,13 @@ class NonceLab:
     def __init__(self, dsn: str, redis_url: str, stack: AsyncExitStack, pool: Pool) -> None:
         self.clock = FakeClock()
         self.seen: dict[Signer, int] = {}  # what the chain has seen
-        self.pool = pool  # for looking, and for moving time
-        self.links: list[RedisLink] = []
+        self.pool = pool  # for reading, and for moving time
+        self.links: list[RedisClient] = []
         self._dsn = dsn
         self._redis_url = redis_url
         self._stack = stack
 
-    async def seen_by_chain(self, signer: Signer) -> int:
+    async def chain_nonce(self, signer: Signer) -> int:
         return self.seen.get(signer, 0)
 
     async def open(
@@ -65,9 +65,9 @@ class NonceLab:
         unflushed_max: int = 1000,
         pool_size: int = 8,
         redis_url: str | None = None,
-        heard_within_s: float = HEARD_WITHIN_S,
+        max_status_age_s: float = MAX_STATUS_AGE_S,
     ) -> NoncePort:
-        """As a process of its own would have it; with a Redis at another address, if one is named."""
+        """Open the scheme as its own process would, with another Redis address if one is given."""
         pool = await self._stack.enter_async_context(
             open_pool(
                 self._dsn,
@@ -77,7 +77,7 @@ class NonceLab:
                 application="nonce lab",
             )
         )
-        records = Records(pool, seen_by_chain=self.seen_by_chain, heal_after_s=HEAL_AFTER_S)
+        records = NonceStore(pool, chain_nonce=self.chain_nonce, heal_after_s=HEAL_AFTER_S)
         match scheme:
             case "postgres":
                 return PostgresNonces(records)
@@ -86,7 +86,7 @@ class NonceLab:
             case "redis_issue":
                 return RedisIssueNonces(records, self.link(redis_url))
             case "redis_full":
-                return RedisFullNonces(records, self.link(redis_url), heard_within_s=heard_within_s)
+                return RedisFullNonces(records, self.link(redis_url), max_status_age_s=max_status_age_s)
             case "leased":
                 return LeasedNonces(records, self._leases(pool), clock=self.clock)
             case _:
@@ -98,9 +98,9 @@ class NonceLab:
                     dead_after_s=DEAD_AFTER_S,
                 )
 
-    def link(self, redis_url: str | None = None) -> RedisLink:
-        """With a clock that stands still until it is moved, so that a test says when to probe."""
-        link = RedisLink(redis_url or self._redis_url, timeout_s=2, now_s=self.clock.now_s)
+    def link(self, redis_url: str | None = None) -> RedisClient:
+        """Open a Redis client with a clock that moves only by hand, so that the test decides when to probe."""
+        link = RedisClient(redis_url or self._redis_url, timeout_s=2, now_s=self.clock.now_s)
         self._stack.push_async_callback(link.close)
         self.links.append(link)
         return link

@@ -1,4 +1,4 @@
-"""The npm clients of `clients/package.json`, installed once into the cache, whole or not at all."""
+"""The npm clients of `clients/package.json`, installed once into the cache, completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NpmClients:
         return npm[0] if len(npm) > 1 else str(shutil.which("node"))
 
     def beside(self, folder: Path, script: str) -> Path:
-        """The script in a folder of its own: imports are looked for beside it."""
+        """Put the script in its own folder: Node resolves imports relative to it."""
         (folder / "node_modules").symlink_to(self.folder / "node_modules")
         return Path(shutil.copy(HERE / script, folder))
 
@@ -60,7 +60,7 @@ def _install(target: Path) -> None:
         folder.mkdir()
         for name in SPECIFIED:
             shutil.copy(HERE / name, folder)
-        # Not `ci`: it insists on the programs for every platform, and not every registry has them all.
+        # Not `ci`: it requires the binaries of every platform, and not every registry has them all.
         command = [
             *npm_command(),
             "install",

@@ -1,41 +1,46 @@
-"""Every error Fencepost raises, in one tree.
+"""Define every error that Fencepost raises, in one tree.
 
 FencepostError
-├── UsageError            the caller can mend it: exit code 2, HTTP 4xx
+├── UsageError            the caller can correct it: exit code 2, HTTP 4xx
 │   ├── SettingError      a setting is unknown, malformed or out of range
 │   ├── InvalidRequest    a field of a request is wrong
 │   ├── RequestConflict   the request id is known, with another payload
 │   ├── UnknownSigner     no key is configured for that signer
-│   ├── SignerProtected   the signer waits for a person's decision
-│   ├── SignerElsewhere   the signer belongs to the core, or to the nonce service: never to both
-│   ├── HoldLost          the hold of a nonce is over: it may be somebody else's by now
+│   ├── SignerProtected   the signer waits for an operator's decision
+│   ├── SignerUsedOtherwise  the signer belongs to the core, or to the nonce service: never to both
+│   ├── HoldLost          the hold of a nonce has expired: another caller may hold it now
 │   └── NonceConflict     the nonce has another transaction than the one named
-├── Unready              something around us is not as it must be: exit code 2, nothing half-made
+├── Unready               a service that the process needs is not usable: exit code 2, nothing is half done
 │   ├── DatabaseUnusable  unreachable, too old, no rights
 │   ├── MigrationError    a migration was changed, is missing, or failed
-│   ├── ChainUnusable     RPC unreachable, or another chain than the settings say
-│   ├── EmbeddedError     the embedded PostgreSQL or dev chain can't be had
-│   └── NonceUnavailable  no nonce can be given right now: nothing was given, ask again
-├── RpcError              a call to a node had no usable answer
-│   ├── RpcUnavailable    no answer, or not from a node: the outcome is unknown
-│   └── RpcRefused        the node answered with an error
-│       └── InsufficientFunds   the account can't pay for the call
-├── WouldRevert           a dry run says that the transaction reverts
+│   ├── ChainUnusable     RPC unreachable, or another chain than the settings or the database say
+│   │   └── ChainSilent       no endpoint answers
+│   ├── EmbeddedError     the embedded PostgreSQL or dev chain can't be started
+│   └── NonceUnavailable  no nonce can be allocated now: nothing was allocated, retry
+├── RpcError              a call to an endpoint had no usable response
+│   ├── RpcUnavailable    no response, or not from a chain node: the outcome is unknown
+│   │   └── WrongChain        the endpoint serves another chain
+│   │       └── ChainReplaced     every endpoint serves a chain with the same id and another first block
+│   └── RpcRefused        the endpoint answered with an error
+│       ├── InsufficientFunds   the account can't pay for the call
+│       └── TypeNotSupported    the chain does not know transactions of this type
+├── WouldRevert           the dry run of the transaction reverts
 ├── SigningError          the key port could not sign
-├── Overloaded            too much waits already: the same call may succeed later
-├── Stopping              this node is on its way out: ask another one, or again soon
-├── Fenced                this term is over: stop the lane, write nothing more
+│   └── SigningRefused    the signing service rejected the transaction
+├── Overloaded            admission control rejected the call: it may succeed later
+├── Stopping              this node is shutting down: call another node, or retry soon
+├── Fenced                this term has ended: stop the lane, write nothing more
 └── NotLeader             another node holds the signer's lease
 
-A result that is an everyday outcome (what a node said to a send, a request that was already known) is a value, not
-an exception. Messages never contain secrets: keys, passwords, URLs with credentials.
+An expected outcome (an endpoint's response to a send, a request that is already known) is a value, not an exception.
+Messages never contain secrets: keys, passwords, URLs with credentials.
 """
 
 from __future__ import annotations
 
 
 class FencepostError(Exception):
-    """The root: catch this to catch everything of ours."""
+    """Base class of all errors of Fencepost."""
 
     code = "error"
 
@@ -68,7 +73,7 @@ class SignerProtected(UsageError):
     code = "signer_protected"
 
 
-class SignerElsewhere(UsageError):
+class SignerUsedOtherwise(UsageError):
     code = "signer_elsewhere"
 
 
@@ -96,6 +101,10 @@ class ChainUnusable(Unready):
     code = "chain_unusable"
 
 
+class ChainSilent(ChainUnusable):
+    pass
+
+
 class EmbeddedError(Unready):
     code = "embedded_unavailable"
 
@@ -112,6 +121,20 @@ class RpcUnavailable(RpcError):
     code = "rpc_unavailable"
 
 
+class WrongChain(RpcUnavailable):
+    code = "wrong_chain"
+
+
+class ChainReplaced(WrongChain):
+    """Every endpoint serves a replaced chain; `seen_for_s` is how long every check has shown that."""
+
+    code = "chain_replaced"
+
+    def __init__(self, message: str, *, seen_for_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.seen_for_s = seen_for_s
+
+
 class RpcRefused(RpcError):
     code = "rpc_refused"
 
@@ -125,12 +148,28 @@ class InsufficientFunds(RpcRefused):
     code = "insufficient_funds"
 
 
+class TypeNotSupported(RpcRefused):
+    code = "type_not_supported"
+
+
+class Unsendable(InvalidRequest):
+    """No endpoint would accept the transaction; `node_text` is the message of the endpoints."""
+
+    def __init__(self, message: str, *, field: str, node_text: str) -> None:
+        super().__init__(message, field=field)
+        self.node_text = node_text
+
+
 class WouldRevert(FencepostError):
     code = "would_revert"
 
 
 class SigningError(FencepostError):
     code = "signing"
+
+
+class SigningRefused(SigningError):
+    code = "signing_refused"
 
 
 class Stopping(FencepostError):

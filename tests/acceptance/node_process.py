@@ -1,7 +1,8 @@
-"""A node in a process of its own, that dies where it is told to. Orders come as JSON on standard input.
+"""Run a node in its own process and make it die at a chosen point.
 
-The methods of the adapters are wrapped here, in this process only: the product knows nothing of failpoints. SIGTERM
-stops the node in good order. Every event that the node notes goes to standard output as a line of JSON.
+The test sends orders as JSON on standard input. This module wraps the methods of the adapters, in this process only: the
+product knows nothing of failpoints. SIGTERM stops the node gracefully. The process writes every event of the node to
+standard output as a line of JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -25,12 +26,13 @@ from fencepost.adapters.signers import KeyRing
 from fencepost.application.ports import LaneWrite
 from fencepost.facade import Fencepost
 
-METHODS: dict[str, tuple[type, str]] = {
-    "sign": (KeyRing, "sign"),
-    "send": (EvmChain, "send"),
-    "receipts": (EvmChain, "receipts"),
-    "commit": (PostgresLedger, "commit"),
-    "renew": (PostgresLedger, "renew"),
+# All methods for one purpose: the lane chooses one by the amount of work it finds.
+METHODS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "sign": (KeyRing, ("sign", "sign_each")),
+    "send": (EvmChain, ("send",)),
+    "receipts": (EvmChain, ("receipts", "receipts_and_head", "block_receipts")),
+    "commit": (PostgresLedger, ("commit", "commit_each")),
+    "renew": (PostgresLedger, ("renew",)),
 }
 
 
@@ -48,7 +50,7 @@ class Point:
     calls: int = 0
 
     def is_reached(self, args: tuple[Any, ...]) -> bool:
-        """Counts the calls that it is about."""
+        """Count the calls of this failpoint and tell whether the chosen one is reached."""
         event = self.at.partition(":")[2]
         if event and event not in _events(args[0]):
             return False
@@ -62,13 +64,20 @@ class Point:
         os.kill(os.getpid(), signal.SIGKILL if self.what == "kill" else signal.SIGSTOP)
 
 
-def _events(write: LaneWrite) -> set[str]:
-    of_txs = {entry.event for change in write.changes for entry in change.entries}
-    return of_txs | {entry.event for entry in write.entries}
+def _events(written: LaneWrite | Sequence[LaneWrite]) -> set[str]:
+    """Collect the events of one write, or of several that are committed together."""
+    writes = [written] if isinstance(written, LaneWrite) else written
+    of_txs = {entry.event for write in writes for change in write.changes for entry in change.entries}
+    return of_txs | {entry.event for write in writes for entry in write.entries}
 
 
 def wrap(point: Point) -> None:
-    owner, name = METHODS[point.at.partition(":")[0]]
+    owner, names = METHODS[point.at.partition(":")[0]]
+    for name in names:
+        wrap_method(point, owner, name)
+
+
+def wrap_method(point: Point, owner: type, name: str) -> None:
     real: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
     @wraps(real)
@@ -99,16 +108,17 @@ async def main() -> None:
     events.propagate = False
     for failpoint in orders["failpoints"]:
         wrap(Point(**failpoint))
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    shown = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, shown.set)
     async with Fencepost.open(
         dsn=orders["dsn"],
         rpc_url=orders["rpc_url"],
+        chain_id=orders["chain_id"],
         private_keys=orders["private_keys"],
         options=orders["options"],
     ):
         say(event="open")
-        await told.wait()
+        await shown.wait()
 
 
 if __name__ == "__main__":

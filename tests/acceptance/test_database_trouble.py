@@ -1,4 +1,4 @@
-"""The database restarts, cuts connections, or comes back with commits lost: nodes come back by themselves and go on."""
+"""The database restarts, cuts connections, or loses commits in a fail-over: nodes recover and continue by themselves."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ import pytest_asyncio
 
 from fencepost.adapters.postgres import migrate
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
-from fencepost.dev.postgres_programs import owner_of, run_as
+from fencepost.dev.postgres_binaries import owner_of, run_as
 from fencepost.facade import Fencepost
-from fix_core import Account, Book, Client, OwnChain, check_all_mined_once, eventually, open_ledger
-from fix_nodes import FAST, open_fencepost
-from fix_postgres import run_folder
+from fixtures.core import (
+    Account,
+    Client,
+    DatabaseReader,
+    OwnChain,
+    check_all_mined_once,
+    eventually,
+    open_ledger,
+)
+from fixtures.nodes import FAST, open_fencepost
+from fixtures.postgres import run_folder
 
 LEASE_S = float(FAST["lease.duration"].removesuffix("s"))
 WINDOW = {"nonce.mode": "pipelined", "nonce.max_in_flight": "4", "resubmit.interval": "2s"}
 
-# After a fail-over that may have lost commits they go before any request, as many as the window is wide.
+# After a fail-over that may have lost commits the lane sends a window of fillers before any request.
 FILLERS = 4
 
 
 @pytest_asyncio.fixture
 async def own_server() -> AsyncIterator[EmbeddedPostgres]:
-    """A server that no other test shares: this one is going to suffer."""
+    """Start a server that no other test shares: this test damages it."""
     folder = run_folder() / f"suffers-{uuid4().hex[:8]}"
     options = {"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"}
     async with embedded_postgres(folder, options=options) as server:
@@ -45,11 +53,11 @@ async def own_server() -> AsyncIterator[EmbeddedPostgres]:
 
 
 @asynccontextmanager
-async def reading(dsn: str) -> AsyncIterator[tuple[Book, Client]]:
+async def reading(dsn: str) -> AsyncIterator[tuple[DatabaseReader, Client]]:
     connection = await asyncpg.connect(dsn)
     try:
         async with open_ledger(dsn, node="client") as ledger:
-            yield Book(connection), Client(ledger)
+            yield DatabaseReader(connection), Client(ledger)
     finally:
         await connection.close()
 
@@ -77,70 +85,72 @@ async def until_confirmed(dsn: str, account: Account, count: int) -> None:
     await eventually(are_confirmed)
 
 
-async def test_a_server_that_crashes_and_recovers_costs_time_only(
-    own_server: EmbeddedPostgres, ticking: OwnChain, caplog: pytest.LogCaptureFixture
+async def test_a_database_crash_only_costs_time(
+    own_server: EmbeddedPostgres, interval_chain: OwnChain, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dsn, account = own_server.dsn, ticking.accounts[0]
+    dsn, account = own_server.dsn, interval_chain.accounts[0]
     await asked(dsn, account, 120)
     async with (
-        open_fencepost(dsn, ticking, account, options=WINDOW),
-        open_fencepost(dsn, ticking, account, options=WINDOW),
+        open_fencepost(dsn, interval_chain, account, options=WINDOW),
+        open_fencepost(dsn, interval_chain, account, options=WINDOW),
     ):
         for done in (10, 40):
             await until_confirmed(dsn, account, done)
             await own_server.restart("immediate")
         await until_confirmed(dsn, account, 120)
-        async with reading(dsn) as (book, _):
-            await book.until_states(account, CONFIRMED=120)
-            await check_all_mined_once(book, ticking, account, 120)
+        async with reading(dsn) as (db, _):
+            await db.until_states(account, CONFIRMED=120)
+            await check_all_mined_once(db, interval_chain, account, 120)
     ours = [record for record in caplog.records if record.name.startswith("fencepost")]
     assert any("the database does not answer" in record.getMessage() for record in ours)
     assert not any(record.exc_info for record in ours), "an outage is a line, not a trace"
 
 
-async def test_connections_that_are_cut_again_and_again_cost_time_only(
-    dsn: str, ticking: OwnChain, book: Book, client: Client
+async def test_repeated_connection_cuts_only_cost_time(
+    dsn: str, interval_chain: OwnChain, db: DatabaseReader, client: Client
 ) -> None:
-    account = ticking.accounts[0]
+    account = interval_chain.accounts[0]
     await client.ask(account, 120)
-    async with open_fencepost(dsn, ticking, account, options=WINDOW):
+    async with open_fencepost(dsn, interval_chain, account, options=WINDOW):
         for done in range(10, 110, 10):
             await until_confirmed(dsn, account, done)
-            await book.connection.execute(
+            await db.connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND application_name LIKE 'fencepost here%'"
             )
-        await book.until_states(account, CONFIRMED=120)
-    await check_all_mined_once(book, ticking, account, 120)
+        await db.until_states(account, CONFIRMED=120)
+    await check_all_mined_once(db, interval_chain, account, 120)
 
 
-async def test_a_request_whose_notification_is_lost_is_found_by_the_node_that_holds_its_signer(
-    dsn: str, ticking: OwnChain, book: Book, client: Client
+async def test_the_lease_holder_finds_a_request_whose_notification_is_lost(
+    dsn: str, interval_chain: OwnChain, db: DatabaseReader, client: Client
 ) -> None:
-    """The lease is kept for an hour, so nothing but counting can find the second request."""
-    account = ticking.accounts[0]
-    async with open_fencepost(dsn, ticking, account, options={**WINDOW, "lease.idle_release": "1h"}):
-        await client.ask(account, 1)  # it tells nobody
-        await book.until_states(account, CONFIRMED=1)
+    """The lease is kept for an hour, so only the periodic count can find the second request."""
+    account = interval_chain.accounts[0]
+    async with open_fencepost(dsn, interval_chain, account, options={**WINDOW, "lease.idle_release": "1h"}):
+        await client.ask(account, 1)  # without a notification
+        await db.until_states(account, CONFIRMED=1)
         await client.ask(account, 2)
-        await book.until_states(account, CONFIRMED=2)
+        await db.until_states(account, CONFIRMED=2)
 
 
-async def test_a_lease_is_renewed_while_slow_statements_take_every_other_connection(
-    dsn: str, ticking: OwnChain, book: Book, client: Client
+async def test_a_lease_is_renewed_while_slow_statements_use_every_other_connection(
+    dsn: str, interval_chain: OwnChain, db: DatabaseReader, client: Client
 ) -> None:
-    account = ticking.accounts[0]
+    account = interval_chain.accounts[0]
 
     async def expires_at() -> float:
         query = "SELECT extract(epoch FROM expires_at)::float8 FROM signer_lease WHERE signer = $1"
-        return float(await book.connection.fetchval(query, account.address))
+        return float(await db.connection.fetchval(query, account.address))
 
     async with (
-        open_fencepost(dsn, ticking, account, options={**WINDOW, "lease.idle_release": "1h"}) as fencepost,
+        open_fencepost(
+            dsn, interval_chain, account, options={**WINDOW, "lease.idle_release": "1h"}
+        ) as fencepost,
         AsyncExitStack() as taken,
     ):
         await client.ask(account, 1)
-        await book.until_states(account, CONFIRMED=1)
+        await db.until_states(account, CONFIRMED=1)
         pool = fencepost.running.pool
         connections = [await taken.enter_async_context(pool.acquire()) for _ in range(pool.get_max_size())]
         full_since = await expires_at()
@@ -150,7 +160,7 @@ async def test_a_lease_is_renewed_while_slow_statements_take_every_other_connect
             return await expires_at() > full_since + 2 * LEASE_S
 
         await eventually(is_renewed_for_long)
-        assert len(await book.terms(account)) == 1
+        assert len(await db.terms(account)) == 1
 
 
 # ---- fail-over
@@ -158,7 +168,7 @@ async def test_a_lease_is_renewed_while_slow_statements_take_every_other_connect
 
 @dataclass(slots=True)
 class Switch:
-    """The one address that nodes know; behind it stands whichever server is the primary."""
+    """The one address that nodes know; it leads to the current primary."""
 
     port: int
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -204,7 +214,7 @@ class Standby:
         return self.folder.with_suffix(".log")
 
     async def copy(self) -> None:
-        """The state of the primary as it is now; whatever is committed later will be lost."""
+        """Copy the primary's state as it is now; commits made later will be lost."""
         owner = owner_of(self.server.data_dir / "cluster")
         self.folder.mkdir(mode=0o700)
         if owner is not None:
@@ -216,7 +226,7 @@ class Standby:
             self.port = free.getsockname()[1]
 
     def promote(self) -> None:
-        """It opens as a primary of its own: another timeline, as a promoted replica has."""
+        """Start the copy as a primary with a new timeline, like a promoted replica."""
         data = self.folder / "data"
         owner = owner_of(self.server.data_dir / "cluster")
         (data / "recovery.signal").touch()
@@ -224,7 +234,7 @@ class Standby:
             settings.write("restore_command = 'false'\nrecovery_target_timeline = 'current'\n")
         if owner is not None:
             shutil.chown(data / "recovery.signal", owner.uid, owner.gid)
-        # No less than the primary has, or it refuses to start.
+        # A standby needs at least the primary's value to start.
         options = ["-cmax_connections=500", "-clisten_addresses=127.0.0.1", "-cunix_socket_directories="]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -246,14 +256,14 @@ class Standby:
 
 @dataclass(slots=True)
 class Pair:
-    """A primary that nodes reach through a switch, and a copy of it that lags behind."""
+    """A primary that nodes reach through a switch, and a replica that lags behind."""
 
     switch: Switch
     standby: Standby
-    dsn: str  # of whichever is the primary
+    dsn: str  # the current primary's pool
 
     async def fail_over(self) -> None:
-        """The old primary is gone with everything that it did after the copy was made."""
+        """Replace the primary by the copy: everything committed after the copy was made is lost."""
         self.standby.promote()
         own_dsn = with_port(self.dsn, self.standby.port)
 
@@ -304,56 +314,56 @@ async def until_mined(chain: OwnChain, account: Account, count: int) -> None:
     await eventually(are_mined)
 
 
-async def test_after_a_fail_over_that_lost_receipts_they_are_found_again_and_work_goes_on(
-    pair: Pair, by_hand: OwnChain
+async def test_after_a_fail_over_lost_receipts_are_read_again_and_work_continues(
+    pair: Pair, manual_chain: OwnChain
 ) -> None:
-    account = by_hand.accounts[0]
+    account = manual_chain.accounts[0]
     await asked(pair.dsn, account, 4)
-    async with open_fencepost(pair.dsn, by_hand, account, options=WINDOW) as fencepost:
-        async with reading(pair.dsn) as (book, _):
-            await book.until_states(account, SUBMITTED=4)
+    async with open_fencepost(pair.dsn, manual_chain, account, options=WINDOW) as fencepost:
+        async with reading(pair.dsn) as (db, _):
+            await db.until_states(account, SUBMITTED=4)
             await pair.standby.copy()
-            await until_mined(by_hand, account, 4)
-            await by_hand.mine(2)
-            await book.until_states(account, CONFIRMED=4)
-            (old,) = {row["fencing_token"] for row in await book.terms(account)}
+            await until_mined(manual_chain, account, 4)
+            await manual_chain.mine(2)
+            await db.until_states(account, CONFIRMED=4)
+            (old,) = {row["fencing_token"] for row in await db.terms(account)}
         await pair.fail_over()
         await knows_of_it(fencepost)
-        async with reading(pair.dsn) as (book, client):
-            await book.until_states(account, CONFIRMED=4)
+        async with reading(pair.dsn) as (db, client):
+            await db.until_states(account, CONFIRMED=4)
             await client.ask(account, 6)
-            await until_mined(by_hand, account, 4 + FILLERS)
-            await by_hand.mine(2)
-            await until_mined(by_hand, account, 6 + FILLERS)
-            await by_hand.mine(2)
-            await book.until_states(account, CONFIRMED=6 + FILLERS)
-            await check_all_mined_once(book, by_hand, account, 6 + FILLERS)
-            newest = (await book.terms(account))[-1]["fencing_token"]
+            await until_mined(manual_chain, account, 4 + FILLERS)
+            await manual_chain.mine(2)
+            await until_mined(manual_chain, account, 6 + FILLERS)
+            await manual_chain.mine(2)
+            await db.until_states(account, CONFIRMED=6 + FILLERS)
+            await check_all_mined_once(db, manual_chain, account, 6 + FILLERS)
+            newest = (await db.terms(account))[-1]["fencing_token"]
             assert newest >> 40 > old >> 40
 
 
-async def test_after_a_fail_over_that_lost_nonces_the_signer_is_protected_and_nothing_is_sent_twice(
-    pair: Pair, by_hand: OwnChain
+async def test_a_fail_over_that_lost_nonces_protects_the_signer_and_nothing_is_sent_twice(
+    pair: Pair, manual_chain: OwnChain
 ) -> None:
-    account, bystander = by_hand.accounts[:2]
+    account, other_account = manual_chain.accounts[:2]
     await asked(pair.dsn, account, 12)
-    async with open_fencepost(pair.dsn, by_hand, account, bystander, options=WINDOW) as fencepost:
-        async with reading(pair.dsn) as (book, _):
-            await book.until_states(account, SUBMITTED=4, QUEUED=8)
+    async with open_fencepost(pair.dsn, manual_chain, account, other_account, options=WINDOW) as fencepost:
+        async with reading(pair.dsn) as (db, _):
+            await db.until_states(account, SUBMITTED=4, QUEUED=8)
             await pair.standby.copy()
-            await until_mined(by_hand, account, 8)  # four of them are unknown to the copy
+            await until_mined(manual_chain, account, 8)  # the copy does not contain four of them
         await pair.fail_over()
         await knows_of_it(fencepost)
-        async with reading(pair.dsn) as (book, client):
-            assert "lost commits" in await book.until_protected(account)
-            sent = await by_hand.nonce(account.address, "pending")
-            await client.ask(bystander, 2)
-            await until_mined(by_hand, bystander, FILLERS)
-            await by_hand.mine(2)
-            await until_mined(by_hand, bystander, 2 + FILLERS)
-            await by_hand.mine(2)
-            await book.until_states(bystander, CONFIRMED=2 + FILLERS)
-            await check_all_mined_once(book, by_hand, bystander, 2 + FILLERS)
-            assert await by_hand.nonce(account.address, "pending") == sent
-    values = [int(tx["value"], 16) for tx in await by_hand.mined_from(account.address)]
+        async with reading(pair.dsn) as (db, client):
+            assert "lost commits" in await db.until_protected(account)
+            sent = await manual_chain.nonce(account.address, "pending")
+            await client.ask(other_account, 2)
+            await until_mined(manual_chain, other_account, FILLERS)
+            await manual_chain.mine(2)
+            await until_mined(manual_chain, other_account, 2 + FILLERS)
+            await manual_chain.mine(2)
+            await db.until_states(other_account, CONFIRMED=2 + FILLERS)
+            await check_all_mined_once(db, manual_chain, other_account, 2 + FILLERS)
+            assert await manual_chain.nonce(account.address, "pending") == sent
+    values = [int(tx["value"], 16) for tx in await manual_chain.mined_from(account.address)]
     assert len(set(values)) == len(values)

@@ -1,4 +1,4 @@
-"""A request is carried out once, however often and wherever it is made."""
+"""A request is carried out once, however often and through whichever node it is submitted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 
 from fencepost.application.ports import AcceptOutcome, NewRequest
 from fencepost.domain.ids import Signer
-from fencepost.domain.managed import Intent, Kind
 from fencepost.domain.transaction import Call
+from fencepost.domain.transaction_state import Intent, Kind
 from fencepost.errors import RequestConflict
-from fix_core import SINK, Book, OwnChain, check_all_mined_once, open_ledger
-from fix_nodes import open_fencepost
+from fixtures.core import SINK, DatabaseReader, OwnChain, check_all_mined_once, open_ledger
+from fixtures.nodes import open_fencepost
 
 
-async def test_the_same_request_a_hundred_times_over_two_nodes_is_one_transaction(
-    dsn: str, ticking: OwnChain, book: Book
+async def test_one_request_submitted_a_hundred_times_through_two_nodes_is_one_transaction(
+    dsn: str, interval_chain: OwnChain, db: DatabaseReader
 ) -> None:
-    account = ticking.accounts[0]
+    account = interval_chain.accounts[0]
     async with (
-        open_fencepost(dsn, ticking, account) as first,
-        open_fencepost(dsn, ticking, account) as second,
+        open_fencepost(dsn, interval_chain, account) as first,
+        open_fencepost(dsn, interval_chain, account) as second,
     ):
         ids = await asyncio.gather(
             *(
@@ -35,18 +35,18 @@ async def test_the_same_request_a_hundred_times_over_two_nodes_is_one_transactio
         done = await first.wait_for(ids[0], "confirmed")
     assert done is not None
     assert done.state == "CONFIRMED"
-    await check_all_mined_once(book, ticking, account, 1)
+    await check_all_mined_once(db, interval_chain, account, 1)
 
 
-async def test_another_payload_under_a_known_id_is_a_conflict_and_changes_nothing(
-    dsn: str, ticking: OwnChain, book: Book
+async def test_another_payload_under_a_known_request_id_is_a_conflict_and_changes_nothing(
+    dsn: str, interval_chain: OwnChain, db: DatabaseReader
 ) -> None:
-    account = ticking.accounts[0]
-    async with open_fencepost(dsn, ticking, account) as fencepost:
+    account = interval_chain.accounts[0]
+    async with open_fencepost(dsn, interval_chain, account) as fencepost:
         tx_id = await fencepost.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
         await fencepost.wait_for(tx_id, "confirmed")
-        before = [dict(row) for row in await book.rows(account)]
-        events = await book.events(tx_id)
+        before = [dict(row) for row in await db.rows(account)]
+        events = await db.events(tx_id)
         for value_wei in (2, 3):
             with pytest.raises(RequestConflict, match=str(tx_id)):
                 await fencepost.create(
@@ -56,15 +56,13 @@ async def test_another_payload_under_a_known_id_is_a_conflict_and_changes_nothin
             await fencepost.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
             == tx_id
         )
-    assert [dict(row) for row in await book.rows(account)] == before
-    assert await book.events(tx_id) == events
-    await check_all_mined_once(book, ticking, account, 1)
+    assert [dict(row) for row in await db.rows(account)] == before
+    assert await db.events(tx_id) == events
+    await check_all_mined_once(db, interval_chain, account, 1)
 
 
-async def test_the_same_requests_in_opposite_order_at_two_nodes_are_all_accepted(
-    dsn: str, book: Book
-) -> None:
-    """Two statements that insert the same keys in different orders wait for each other."""
+async def test_two_nodes_accept_the_same_requests_in_opposite_order(dsn: str, db: DatabaseReader) -> None:
+    """Two statements that insert the same keys in different orders could deadlock."""
     signer = Signer(31337, SINK)
     names = [f"order-{i}" for i in range(400)]
 
@@ -91,4 +89,4 @@ async def test_the_same_requests_in_opposite_order_at_two_nodes_are_all_accepted
                 here, there = by_name[0][name], by_name[1][name]
                 assert here.tx_id == there.tx_id
                 assert {here.outcome, there.outcome} == {AcceptOutcome.CREATED, AcceptOutcome.KNOWN}, turn
-            await book.connection.execute("TRUNCATE managed_tx")
+            await db.connection.execute("TRUNCATE managed_tx")

@@ -1,4 +1,4 @@
-"""Three nodes, requests sent to any of them, nodes restarted and killed on the way: all mined once, no hole, in time."""
+"""Three nodes with restarts and kills under load: every request is mined once, without nonce gaps, in time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import pytest
 import pytest_asyncio
 
 from fencepost.dev.anvil import anvil_node
+from fencepost.dev.node_process import NodeProcess, start_node
 from fencepost.facade import Fencepost
-from fencepost.lab.nodes import NodeProcess, start_node
 from fencepost.runtime.routing import preferred
-from fix_anvil import test_chain
-from fix_core import SINK, Account, Book, Client, OwnChain, check_sealed, eventually
-from fix_nodes import FAST, StartNode, open_fencepost
-from fix_nodes import NodeProcess as ToldProcess
-from fix_postgres import run_folder
+from fixtures.anvil import test_chain
+from fixtures.core import SINK, Account, Client, DatabaseReader, OwnChain, check_sealed, eventually
+from fixtures.nodes import FAST, StartNode, open_fencepost
+from fixtures.nodes import NodeProcess as ToldProcess
+from fixtures.postgres import run_folder
 
-# Long, so that what a busy machine adds stays small beside it.
+# Long enough that the delays of a busy machine are small in comparison.
 DEAD_LEASE_S = 6.0
 LONG_LEASE_S = 60.0
 LONG_LEASE = {"lease.duration": f"{LONG_LEASE_S}s", "lease.renew_interval": "5s"}
@@ -48,7 +48,7 @@ REQUESTS = 2_000
 
 @pytest_asyncio.fixture
 async def wide(anvil_binary: Path) -> AsyncIterator[OwnChain]:
-    """A chain with many accounts and a block every quarter of a second."""
+    """Start a chain with many accounts and a block every quarter of a second."""
     folder = run_folder() / f"chain-{uuid4().hex[:12]}"
     async with anvil_node(binary=anvil_binary, run_dir=folder, accounts=SIGNERS, block_time_s=0.25) as node:
         plain = test_chain(node)
@@ -57,7 +57,7 @@ async def wide(anvil_binary: Path) -> AsyncIterator[OwnChain]:
 
 @dataclass(slots=True)
 class Fleet:
-    """Nodes as processes, each reached at its own URL."""
+    """Nodes as processes, each with its own URL."""
 
     dsn: str
     chain: OwnChain
@@ -82,7 +82,7 @@ class Fleet:
         self.nodes |= {node.name: node for node in started}
 
     async def restart(self, name: str) -> None:
-        """Callers are not told beforehand."""
+        """Restart a node without notice to the callers."""
         await self.nodes[name].stop()
         del self.nodes[name]
         await self.start(name)
@@ -99,7 +99,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Crowd:
-    """Callers who send each request to any node, and again to any node when they are told to, or not answered."""
+    """Callers who send each request to a random node, and again to another one on an error or without an answer."""
 
     fleet: Fleet
     accounts: Sequence[Account]
@@ -147,38 +147,40 @@ class Crowd:
         await eventually(are_accepted)
 
 
-async def check_everything_mined_once(book: Book, chain: OwnChain, accounts: Sequence[Account]) -> None:
+async def check_everything_mined_once(
+    db: DatabaseReader, chain: OwnChain, accounts: Sequence[Account]
+) -> None:
     mined: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for tx in await chain.all_mined():
         mined[tx["from"]].append(tx)
     for account in accounts:
-        rows = sorted(await book.rows(account), key=lambda row: row["nonce"])
+        rows = sorted(await db.rows(account), key=lambda row: row["nonce"])
         assert {row["state"] for row in rows} == {"CONFIRMED"}
         assert [row["nonce"] for row in rows] == list(range(len(rows)))
         on_chain = mined[account.address]
         assert [int(tx["nonce"], 16) for tx in on_chain] == list(range(len(rows)))
         assert [tx["hash"] for tx in on_chain] == [row["tx_hash"] for row in rows]
         assert [int(tx["value"], 16) for tx in on_chain] == [row["value"] for row in rows]
-        assert (await book.cursor(account))["next_nonce"] == len(rows)
-    await check_sealed(book)
+        assert (await db.cursor(account))["next_nonce"] == len(rows)
+    await check_sealed(db)
 
 
-async def all_confirmed(book: Book, count: int) -> None:
+async def all_confirmed(db: DatabaseReader, count: int) -> None:
     async def are_confirmed() -> bool:
         query = "SELECT count(*) FROM managed_tx WHERE state = 'CONFIRMED'"
-        return int(await book.connection.fetchval(query)) == count
+        return int(await db.connection.fetchval(query)) == count
 
     try:
         await eventually(are_confirmed)
     except AssertionError:
-        states = await book.connection.fetch("SELECT signer, state, count(*) FROM managed_tx GROUP BY 1, 2")
-        leases = await book.connection.fetch("SELECT *, clock_timestamp() FROM signer_lease")
+        states = await db.connection.fetch("SELECT signer, state, count(*) FROM managed_tx GROUP BY 1, 2")
+        leases = await db.connection.fetch("SELECT *, clock_timestamp() FROM signer_lease")
         raise AssertionError((states, leases)) from None
 
 
 @pytest.mark.parametrize("mode", ["basic", "worker_queue"])
 async def test_everything_is_mined_once_through_restarts_and_kills(
-    dsn: str, wide: OwnChain, book: Book, tmp_path: Path, *, mode: str
+    dsn: str, wide: OwnChain, db: DatabaseReader, tmp_path: Path, *, mode: str
 ) -> None:
     requests = REQUESTS if mode == "basic" else REQUESTS // 2
     fleet = Fleet(dsn, wide, tmp_path, {**MANY, "routing.mode": mode})
@@ -195,7 +197,7 @@ async def test_everything_is_mined_once_through_restarts_and_kills(
             await fleet.start("two")
             await fleet.kill("three")
             await fleet.start("three")
-        await all_confirmed(book, requests)
+        await all_confirmed(db, requests)
         took_s = time.monotonic() - began
     finally:
         await fleet.stop()
@@ -203,14 +205,14 @@ async def test_everything_is_mined_once_through_restarts_and_kills(
     print(  # noqa: T201 - the figures are what one runs this for
         f"\n{mode}: {requests} transactions in {took_s:.1f} s; answers {dict(crowd.answers)}"
     )
-    await check_everything_mined_once(book, wide, wide.accounts)
+    await check_everything_mined_once(db, wide, wide.accounts)
 
 
-# ---- how long a signer is without a node
+# ---- how long a signer is without an owner
 
 
-async def test_after_a_kill_the_next_send_comes_when_the_lease_has_ended_and_soon_after(
-    dsn: str, wide: OwnChain, book: Book, client: Client, start_node: StartNode
+async def test_after_a_kill_the_next_send_comes_soon_after_the_lease_expires(
+    dsn: str, wide: OwnChain, db: DatabaseReader, client: Client, start_node: StartNode
 ) -> None:
     accounts = wide.accounts[:8]
     for account in accounts:
@@ -228,7 +230,7 @@ async def test_after_a_kill_the_next_send_comes_when_the_lease_has_ended_and_soo
             "SELECT signer, extract(epoch FROM min(at))::float8 AS at FROM journal"
             " WHERE node = $1 AND event = 'SendResult' GROUP BY signer"
         )
-        return {row["signer"]: row["at"] for row in await book.connection.fetch(query, node)}
+        return {row["signer"]: row["at"] for row in await db.connection.fetch(query, node)}
 
     async def all_sent_by(node: str) -> bool:
         return len(await sends(node)) == len(accounts)
@@ -246,8 +248,8 @@ async def test_after_a_kill_the_next_send_comes_when_the_lease_has_ended_and_soo
     assert median_s <= 1.5 * DEAD_LEASE_S
 
 
-async def test_a_better_owner_gets_its_signers_long_before_a_lease_would_end_and_only_its_own(
-    wide: OwnChain, book: Book, client: Client, start_node: StartNode
+async def test_a_preferred_owner_gets_only_its_own_signers_long_before_a_lease_would_expire(
+    wide: OwnChain, db: DatabaseReader, client: Client, start_node: StartNode
 ) -> None:
     accounts = wide.accounts
     for account in accounts:
@@ -267,7 +269,7 @@ async def test_a_better_owner_gets_its_signers_long_before_a_lease_would_end_and
             "SELECT chain_id || ':' || signer AS signer FROM signer_lease"
             " WHERE owner_node = $1 AND expires_at > clock_timestamp()"
         )
-        return {row["signer"] for row in await book.connection.fetch(query, node)}
+        return {row["signer"] for row in await db.connection.fetch(query, node)}
 
     async def first_holds_all() -> bool:
         return await held_by("first") == signers.keys()
@@ -281,7 +283,7 @@ async def test_a_better_owner_gets_its_signers_long_before_a_lease_would_end_and
         return await held_by("second") == theirs and await held_by("first") == signers.keys() - theirs
 
     await eventually(each_has_its_own)
-    await all_confirmed(book, 60 * len(accounts))
+    await all_confirmed(db, 60 * len(accounts))
     let_go, taken = first_of_each("handed_over", first), first_of_each("acquired", second)
     assert theirs == let_go.keys() == taken.keys()
     gaps_s = sorted(
@@ -293,11 +295,11 @@ async def test_a_better_owner_gets_its_signers_long_before_a_lease_would_end_and
         f"\nhand-over of {len(theirs)} signers: median {median_s * 1000:.0f} ms, most {gaps_s[-1] * 1000:.0f} ms"
     )
     assert median_s < LONG_LEASE_S / 10, "that is no hand-over: leases ran out"
-    await check_everything_mined_once(book, wide, accounts)
+    await check_everything_mined_once(db, wide, accounts)
 
 
 def first_of_each(event: str, node: ToldProcess) -> dict[str, dict[str, str]]:
-    """By signer, as the node noted it."""
+    """Return the first such event by signer, as the node noted it."""
     found: dict[str, dict[str, str]] = {}
     for noted in node.events():
         if noted.get("event") == event:
@@ -306,7 +308,7 @@ def first_of_each(event: str, node: ToldProcess) -> dict[str, dict[str, str]]:
 
 
 async def test_nodes_of_both_modes_work_side_by_side(
-    dsn: str, wide: OwnChain, book: Book, client: Client
+    dsn: str, wide: OwnChain, db: DatabaseReader, client: Client
 ) -> None:
     accounts = wide.accounts
 
@@ -317,12 +319,12 @@ async def test_nodes_of_both_modes_work_side_by_side(
         async with node("basic") as plain:
             for account in accounts:
                 await client.ask(account, 10)
-            await all_confirmed(book, 10 * len(accounts))
+            await all_confirmed(db, 10 * len(accounts))
             held = len(plain.running.node.lanes)
         for account in accounts:
-            await client.ask(account, 20)  # ten of them are known
-        await all_confirmed(book, 20 * len(accounts))
+            await client.ask(account, 20)  # ten of them are duplicates
+        await all_confirmed(db, 20 * len(accounts))
         assert 0 < len(queues.running.node.lanes) < len(accounts)
-    owners = await book.connection.fetchval("SELECT count(DISTINCT owner_node) FROM lease_term")
+    owners = await db.connection.fetchval("SELECT count(DISTINCT owner_node) FROM lease_term")
     assert owners == (3 if held else 2)
-    await check_everything_mined_once(book, wide, accounts)
+    await check_everything_mined_once(db, wide, accounts)

@@ -1,4 +1,4 @@
-"""Nonces for callers who send by themselves, through the front door of a real node."""
+"""The nonce service for callers that send their own transactions, through the API of a real node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest_asyncio
 
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.evm.rpc import JsonRpc
-from fencepost.application.heads import ChainWatch
+from fencepost.application.chain_view import ChainView
 from fencepost.domain.ids import Address, Signer, TxHash
-from fencepost.nonce.closing import Closing
-from fix_anvil import TestChain
-from fix_api import FAST, SOMEBODY, Door, open_door
-from fix_core import eventually
+from fencepost.nonce.confirmer import ReceiptConfirmer
+from fixtures.anvil import TestChain
+from fixtures.api import FAST, RECEIVER, ApiServer, open_api
+from fixtures.core import eventually
 from nonce_lab import open_nonce_lab
 
-SENDER = 5  # the account of the chain whose transactions the caller sends
+SENDER = 5  # the caller sends this account's transactions
 
-# A program where Redis is not installed: it sends through the core, holds nonces, and asks for a scheme with Redis.
+# A program without Redis installed: it sends through the core, holds nonces, and selects a scheme that needs Redis.
 WITHOUT_REDIS = """
 import asyncio, importlib.abc, json, sys
 
@@ -39,20 +39,20 @@ from fencepost.domain.ids import TxHash
 from fencepost.errors import Unready
 from fencepost.facade import Fencepost
 
-told = json.load(sys.stdin)
+orders = json.load(sys.stdin)
 
 def node(**options):
     return Fencepost.open(
-        dsn=told["dsn"], rpc_url=told["rpc_url"], private_keys=[told["key"]],
-        options={**told["options"], "nonce_service.enabled": "true", **options},
+        dsn=orders["dsn"], rpc_url=orders["rpc_url"], chain_id=31337, private_keys=[orders["key"]],
+        options={**orders["options"], "nonce_service.enabled": "true", **options},
     )
 
 async def main():
     said = {}
     async with node() as one:
-        tx_id = await one.create(signer=one.addresses[0], to=told["somebody"], value_wei=1)
+        tx_id = await one.create(signer=one.addresses[0], to=orders["receiver"], value_wei=1)
         said["sent"] = (await one.wait_for(tx_id, "confirmed")).state
-        nonces, signer = one.running.nonces, one.signer(told["sender"])
+        nonces, signer = one.running.nonces, one.signer(orders["sender"])
         first, second = await nonces.allocate(signer, count=2)
         await nonces.mark_submitted(first, TxHash("0x" + "11" * 32))
         await nonces.mark_recyclable(second)
@@ -72,11 +72,11 @@ asyncio.run(main())
 
 
 @pytest_asyncio.fixture
-async def desk(dsn: str, anvil: TestChain) -> AsyncIterator[Door]:
-    async with open_door(
+async def desk(dsn: str, anvil: TestChain) -> AsyncIterator[ApiServer]:
+    async with open_api(
         dsn, anvil, nonce_service__enabled="true", nonce_service__tend_interval="50ms"
-    ) as door:
-        yield door
+    ) as api:
+        yield api
 
 
 @pytest_asyncio.fixture
@@ -86,19 +86,19 @@ async def sender(anvil: TestChain) -> str:
 
 
 async def send(chain: TestChain, sender: str, nonce: int) -> str:
-    tx = {"from": sender, "to": SOMEBODY, "value": "0x1", "nonce": hex(nonce)}
+    tx = {"from": sender, "to": RECEIVER, "value": "0x1", "nonce": hex(nonce)}
     return str(await chain.call("eth_sendTransaction", tx))
 
 
-async def held(desk: Door, sender: str, count: int = 1) -> list[dict[str, Any]]:
+async def held(desk: ApiServer, sender: str, count: int = 1) -> list[dict[str, Any]]:
     answer = await desk.post(f"/nonces/{sender}", {"count": count, "holdForS": 60})
     assert answer.status == 200, answer
     items: list[dict[str, Any]] = answer.json["items"]
     return items
 
 
-async def test_what_was_sent_is_closed_by_itself_and_what_was_not_is_given_again(
-    desk: Door, anvil: TestChain, sender: str
+async def test_a_sent_nonce_is_closed_automatically_and_an_unsent_one_is_issued_again(
+    desk: ApiServer, anvil: TestChain, sender: str
 ) -> None:
     begin = await anvil.nonce(sender)
     first, second = await held(desk, sender, 2)
@@ -120,7 +120,7 @@ async def test_what_was_sent_is_closed_by_itself_and_what_was_not_is_given_again
     assert (await held(desk, sender))[0]["nonce"] == begin + 1
 
 
-async def test_refusals_have_codes(desk: Door, sender: str) -> None:
+async def test_rejections_have_error_codes(desk: ApiServer, sender: str) -> None:
     (item,) = await held(desk, sender)
     path = f"/nonces/{sender}/{item['nonce']}"
     one, other = "0x" + "11" * 32, "0x" + "22" * 32
@@ -135,10 +135,10 @@ async def test_refusals_have_codes(desk: Door, sender: str) -> None:
         400,
         "field_invalid",
     )
-    assert (await desk.get(f"/nonces/{SOMEBODY}")).problem[:2] == (404, "signer_not_found")
+    assert (await desk.get(f"/nonces/{RECEIVER}")).problem[:2] == (404, "signer_not_found")
 
 
-async def test_a_signer_is_managed_or_nonce_only(desk: Door) -> None:
+async def test_a_signer_is_managed_or_nonce_only(desk: ApiServer) -> None:
     managed, own = desk.signers[0], desk.signers[1]
     assert (await desk.post("/tx", desk.transfer())).status in (200, 202)
     assert (await desk.post(f"/nonces/{managed}", {})).problem[:2] == (409, "signer_elsewhere")
@@ -149,46 +149,44 @@ async def test_a_signer_is_managed_or_nonce_only(desk: Door) -> None:
 
 
 async def test_the_service_is_off_unless_it_is_switched_on(dsn: str, anvil: TestChain, sender: str) -> None:
-    async with open_door(dsn, anvil) as door:
-        assert (await door.post(f"/nonces/{sender}", {})).problem[:2] == (404, "not_found")
-        assert (await door.get(f"/nonces/{sender}")).problem[:2] == (404, "not_found")
+    async with open_api(dsn, anvil) as api:
+        assert (await api.post(f"/nonces/{sender}", {})).problem[:2] == (404, "not_found")
+        assert (await api.get(f"/nonces/{sender}")).problem[:2] == (404, "not_found")
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "segments"])
-async def test_other_schemes_are_chosen_by_a_setting(
+async def test_a_setting_chooses_the_nonce_scheme(
     dsn: str, anvil: TestChain, sender: str, scheme: str
 ) -> None:
-    async with open_door(dsn, anvil, nonce_service__enabled="true", nonce_service__scheme=scheme) as door:
-        assert door.running.nonces is not None
-        assert list(door.running.nonces.schemes) == [scheme]
-        assert len(await held(door, sender, 3)) == 3
+    async with open_api(dsn, anvil, nonce_service__enabled="true", nonce_service__scheme=scheme) as api:
+        assert api.running.nonces is not None
+        assert list(api.running.nonces.schemes) == [scheme]
+        assert len(await held(api, sender, 3)) == 3
 
 
-async def test_the_core_and_the_default_scheme_run_where_redis_is_not_installed(
+async def test_the_core_and_the_default_scheme_run_without_redis_installed(
     dsn: str, anvil: TestChain, sender: str
 ) -> None:
-    told = {
+    orders = {
         "dsn": dsn,
         "rpc_url": anvil.rpc_url,
         "key": "0x" + anvil.private_keys[0].hex(),
         "sender": sender,
-        "somebody": SOMEBODY,
+        "receiver": RECEIVER,
         "options": FAST,
     }
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WITHOUT_REDIS,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, errors = await program.communicate(json.dumps(told).encode())
+    out, errors = await program.communicate(json.dumps(orders).encode())
     assert program.returncode == 0, errors.decode()
     said = json.loads(out.splitlines()[-1])
     assert (said["sent"], said["nonces"], said["imported"]) == ("CONFIRMED", [1, 1, 1], [])
     assert "fencepost[redis]" in said["redis_full"]
 
 
-async def test_a_transaction_closes_its_nonce_at_depth_and_not_before(
-    dsn: str, anvil: TestChain, sender: str
-) -> None:
+async def test_a_transaction_closes_its_nonce_only_at_depth(dsn: str, anvil: TestChain, sender: str) -> None:
     async with open_nonce_lab(dsn, "redis://127.0.0.1:1/0") as lab:
         port = await lab.open("postgres")
         signer = Signer(anvil.chain_id, Address(sender))
@@ -199,7 +197,7 @@ async def test_a_transaction_closes_its_nonce_at_depth_and_not_before(
         chain = EvmChain([JsonRpc(anvil.rpc_url, timeout_s=5, max_body_bytes=1 << 20)])
         try:
             await chain.verify_chain_id(0)
-            closing = Closing(lab.pool, ChainWatch(chain), 2, port.mark_used)
+            closing = ReceiptConfirmer(lab.pool, ChainView(chain), 2, port.mark_used)
             assert await closing.run_once() == 0
             await anvil.mine(1)
             assert await closing.run_once() == 0

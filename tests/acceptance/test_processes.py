@@ -1,4 +1,4 @@
-"""`fencepost up --processes`: several nodes behind one port, kept alive by their parent, gone when it goes."""
+"""`fencepost up --processes`: a parent keeps several nodes behind one port alive, and they stop when it stops."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import aiohttp
 import asyncpg
 import pytest_asyncio
 
-from fencepost.cli.processes import STOP_WITHIN_S
-from fix_core import SINK, WITHIN_S, Account, Book, OwnChain, check_all_mined_once, eventually
-from fix_nodes import FAST
+from fencepost.cli.processes import STOP_TIMEOUT_S
+from fixtures.core import SINK, WITHIN_S, Account, DatabaseReader, OwnChain, check_all_mined_once, eventually
+from fixtures.nodes import FAST
 
 COUNT = 3
 
@@ -33,7 +33,7 @@ class Parent:
     url: str
 
     def children(self) -> list[int]:
-        """The nodes; not the helper that Python starts beside them."""
+        """Return the pids of the nodes, without the helper process that Python starts."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -45,7 +45,7 @@ class Parent:
 
 
 @pytest_asyncio.fixture
-async def parent(dsn: str, ticking: OwnChain) -> AsyncIterator[Parent]:
+async def parent(dsn: str, interval_chain: OwnChain) -> AsyncIterator[Parent]:
     options = {
         **FAST,
         "lease.duration": "10s",
@@ -61,8 +61,9 @@ async def parent(dsn: str, ticking: OwnChain) -> AsyncIterator[Parent]:
         env={
             **os.environ,
             "FENCEPOST_DATABASE_DSN": dsn,
-            "FENCEPOST_RPC_URL": ticking.rpc_url,
-            "FENCEPOST_KEY_A": ticking.accounts[0].key,
+            "FENCEPOST_RPC_URL": interval_chain.rpc_url,
+            "FENCEPOST_CHAIN_ID": str(interval_chain.chain_id),
+            "FENCEPOST_KEY_A": interval_chain.accounts[0].key,
         },
         stdout=asyncio.subprocess.PIPE,
     )
@@ -78,8 +79,8 @@ async def parent(dsn: str, ticking: OwnChain) -> AsyncIterator[Parent]:
             await process.wait()
 
 
-async def live(book: Book) -> list[asyncpg.Record]:
-    return await book.connection.fetch(
+async def live(db: DatabaseReader) -> list[asyncpg.Record]:
+    return await db.connection.fetch(
         "SELECT * FROM fencepost_node WHERE expires_at > clock_timestamp() ORDER BY node_id"
     )
 
@@ -99,14 +100,14 @@ async def send(url: str, account: Account, numbers: range) -> None:
                         break
                 await asyncio.sleep(0.1)
             else:
-                raise AssertionError(f"nobody took request {number}")
+                raise AssertionError(f"no node accepted request {number}")
 
 
-async def test_several_nodes_behind_one_port_one_of_them_killed_then_all_stopped(
-    parent: Parent, ticking: OwnChain, book: Book
+async def test_several_nodes_share_a_port_survive_one_kill_and_stop_together(
+    parent: Parent, interval_chain: OwnChain, db: DatabaseReader
 ) -> None:
-    account = ticking.accounts[0]
-    before = await live(book)
+    account = interval_chain.accounts[0]
+    before = await live(db)
     assert [row["node_id"] for row in before] == ["here-1", "here-2", "here-3"]
     assert len({row["incarnation"] for row in before}) == COUNT
     children = parent.children()
@@ -114,28 +115,28 @@ async def test_several_nodes_behind_one_port_one_of_them_killed_then_all_stopped
     async with aiohttp.ClientSession() as session:
         for row in before:
             async with session.get(f"{row['url']}/metrics") as answer:
-                assert "worker_queue_depth" in await answer.text()
+                assert "fencepost_worker_queue_depth" in await answer.text()
     await send(parent.url, account, range(1, 11))
     os.kill(children[0], signal.SIGKILL)
     await send(parent.url, account, range(11, 21))
 
     async def is_back() -> bool:
-        now = await live(book)
+        now = await live(db)
         known = {row["incarnation"] for row in before}
         return len(now) == COUNT and len({row["incarnation"] for row in now} - known) == 1
 
     await eventually(is_back)
-    await book.until_states(account, CONFIRMED=20)
+    await db.until_states(account, CONFIRMED=20)
     children = parent.children()
     parent.process.terminate()
-    async with asyncio.timeout(2 * STOP_WITHIN_S):
+    async with asyncio.timeout(2 * STOP_TIMEOUT_S):
         assert await parent.process.wait() == 0
     await parent.ended(children)
-    assert not await live(book), "they gave their names back"
-    await check_all_mined_once(book, ticking, account, 20)
+    assert not await live(db), "they gave their names back"
+    await check_all_mined_once(db, interval_chain, account, 20)
 
 
-async def test_children_whose_parent_is_killed_end_by_themselves(parent: Parent) -> None:
+async def test_child_processes_exit_when_their_parent_is_killed(parent: Parent) -> None:
     children = parent.children()
     parent.process.kill()
     await parent.ended(children)

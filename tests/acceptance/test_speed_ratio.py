@@ -1,7 +1,7 @@
-"""A regression of speed is seen: ratios in one run, with bounds so wide that a busy machine doesn't reach them.
+"""Detect speed regressions by ratios within one run, with bounds so wide that a busy machine does not reach them.
 
-The targets, and figures at full size, are `./dev bench`'s. Each bound is tried three times, because whoever else uses the
-machine does so in bursts; a change that makes us several times slower misses it every time.
+`./dev bench` has the targets and the figures at full size. Each bound is tried three times, because other load on the machine
+comes in bursts; a change that makes Fencepost several times slower misses the bound every time.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from fencepost.adapters.evm.encoding import sign_tx
 from fencepost.adapters.evm.keccak import keccak256
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import Call, Fees, UnsignedTx
-from fencepost.lab.bench.stage import Stage, open_stage
-from fencepost.lab.bench.throughput import measure_accept, measure_cost
+from lab.bench.testbed import Testbed as BenchTestbed  # pytest would collect a class named Test…
+from lab.bench.testbed import open_testbed
+from lab.bench.throughput import measure_accept, measure_cost
 
 TRIES = 3
 ROWS_OF_PGBENCH = 0.3  # the target is 1.3
 
-# How often the reference work could have been done in the CPU time of one transaction. Node and database reach 4 and 2
+# How often the reference work fits in the CPU time of one transaction. Node and database reach 4 and 2
 # at their targets.
 NODE_OF_REFERENCE = 15
 POSTGRES_OF_REFERENCE = 15
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with open_stage(quick=True) as opened:
+async def testbed() -> AsyncIterator[BenchTestbed]:
+    async with open_testbed(quick=True) as opened:
         yield opened
 
 
 def reference_us() -> float:
-    """CPU of what no transaction goes without: it is written as JSON, hashed, and signed."""
+    """Measure the CPU time of work that every transaction needs: write JSON, hash, sign."""
     key = PrivateKey(b"\x01" * 32)
     to = Address("0x" + "22" * 20)
     rounds = 500
@@ -47,21 +48,21 @@ def reference_us() -> float:
     return (time.process_time() - began_s) / rounds * 1e6
 
 
-async def test_rows_accepted_against_bare_inserts(stage: Stage) -> None:
+async def test_accepted_rows_against_bare_inserts(testbed: BenchTestbed) -> None:
     ratios = []
     for _ in range(TRIES):
-        rates = await measure_accept(stage, 1_500, seconds=1)
+        rates = await measure_accept(testbed, 1_500, seconds=1)
         ratios.append(rates.rows / rates.inserts)
         if ratios[-1] >= ROWS_OF_PGBENCH:
             return
     pytest.fail(f"rows accepted by batches, of pgbench's inserts: {ratios}")
 
 
-async def test_cpu_of_a_transaction_against_work_that_it_cannot_avoid(stage: Stage) -> None:
+async def test_cpu_per_transaction_against_unavoidable_work(testbed: BenchTestbed) -> None:
     tried = []
     for _ in range(TRIES):
         before_us = reference_us()
-        cost = await measure_cost(stage, 3_000, by_batch=True)
+        cost = await measure_cost(testbed, 3_000, by_batch=True)
         reference = (before_us + reference_us()) / 2
         tried.append((cost.node_us / reference, cost.postgres_us / reference))
         if tried[-1][0] <= NODE_OF_REFERENCE and tried[-1][1] <= POSTGRES_OF_REFERENCE:

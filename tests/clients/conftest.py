@@ -1,4 +1,4 @@
-"""What the suites with clients of others need."""
+"""Fixtures for the suites with third-party clients."""
 
 from __future__ import annotations
 

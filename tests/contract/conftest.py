@@ -1,4 +1,4 @@
-"""What more than one contract suite needs: a ledger of either kind."""
+"""Fixtures of several contract suites: a ledger of either kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from fakes.ledger_lab import FakeLedgerLab, LedgerLab, PostgresLedgerLab, open_postgres_lab
-from fencepost.adapters.postgres import one_lane
+from fencepost.adapters.postgres import lane_writer
 
 
 @pytest_asyncio.fixture
@@ -23,15 +23,15 @@ async def postgres_lab(dsn: str) -> AsyncIterator[PostgresLedgerLab]:
 
 
 @pytest_asyncio.fixture
-async def postgres_lab_of_many(
+async def postgres_lab_with_arrays(
     postgres_lab: PostgresLedgerLab, monkeypatch: pytest.MonkeyPatch
 ) -> PostgresLedgerLab:
-    """Whatever is written goes the way of many lanes, even if it is little."""
-    monkeypatch.setattr(one_lane, "MOST_CHANGES", -1)
+    """Pass the rows of every write in arrays, even those of a single lane."""
+    monkeypatch.setattr(lane_writer, "MAX_ROWS_BY_VALUE", 0)
     return postgres_lab
 
 
-@pytest.fixture(params=["fake_lab", "postgres_lab", "postgres_lab_of_many"])
+@pytest.fixture(params=["fake_lab", "postgres_lab", "postgres_lab_with_arrays"])
 def lab(request: pytest.FixtureRequest) -> LedgerLab:
     made: LedgerLab = request.getfixturevalue(request.param)
     return made

@@ -1,6 +1,6 @@
-"""What the `Chain` port promises, over the fake and over `EvmChain` on a real node.
+"""The contract of the `Chain` port, checked over the fake and over `EvmChain` on a real endpoint.
 
-Each test has an account of its own, so that a chain which lives on between tests is no matter.
+Each test has its own account, so a chain that is shared between tests does not matter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fencepost.adapters.evm.encoding import address_of, decode_signed, sign_tx
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.application.ports import Chain
 from fencepost.domain.ids import Address, TxHash
-from fencepost.domain.send import SendCategory
-from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
+from fencepost.domain.send_result import SendCategory
+from fencepost.domain.transaction import AccessEntry, Call, Fees, SignedTx, TxType, UnsignedTx
 from fencepost.errors import ChainUnusable, WouldRevert
-from fencepost.lab.sim.chain import Decoded, FakeChain
-from fix_anvil import TestChain
+from fencepost.testing import DecodedTx, InMemoryChain
+from fixtures.anvil import TestChain
 
 CHAIN_ID = 31_337
 GWEI = 10**9
@@ -29,7 +29,7 @@ REASON = "not today"
 
 
 def _reverting_code(reason: str) -> bytes:
-    """Code that copies its own tail, `Error(reason)`, to memory and reverts with it."""
+    """Build code that copies its own tail, `Error(reason)`, to memory and reverts with it."""
     text = reason.encode()
     words = (32).to_bytes(32, "big") + len(text).to_bytes(32, "big") + text + bytes(-len(text) % 32)
     tail = bytes.fromhex("08c379a0") + words
@@ -37,7 +37,7 @@ def _reverting_code(reason: str) -> bytes:
 
 
 class Lab(Protocol):
-    """A chain under test and the hand of a miner."""
+    """A chain under test that the test can mine and reorg."""
 
     key: PrivateKey
     chain: Chain
@@ -51,13 +51,19 @@ class Lab(Protocol):
 class FakeLab:
     def __init__(self) -> None:
         self.key = PrivateKey()
-        self.fake = FakeChain(self._decode, chain_id=CHAIN_ID)
+        self.fake = InMemoryChain(self._decode, chain_id=CHAIN_ID)
         self.chain: Chain = self.fake
 
     @staticmethod
-    def _decode(raw: bytes) -> Decoded:
+    def _decode(raw: bytes) -> DecodedTx:
         found = decode_signed(raw)
-        return Decoded(found.sender, found.tx.nonce, found.tx.fees.tip_wei, found.tx.fees.fee_cap_wei)
+        return DecodedTx(
+            found.sender,
+            found.tx.nonce,
+            found.tx.fees.tip_wei,
+            found.tx.fees.fee_cap_wei,
+            found.tx.call,
+        )
 
     async def mine(self) -> None:
         self.fake.mine()
@@ -146,11 +152,11 @@ async def nonces(lab: Lab) -> tuple[int, int]:
     return await lab.chain.nonce(sender(lab), "latest"), await lab.chain.nonce(sender(lab), "pending")
 
 
-async def test_the_chain_has_its_id(lab: Lab) -> None:
+async def test_the_chain_returns_its_id(lab: Lab) -> None:
     assert lab.chain.chain_id == CHAIN_ID
 
 
-async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
+async def test_a_sent_transaction_is_known_and_then_mined(lab: Lab) -> None:
     tx = signed(lab, 0)
     assert await nonces(lab) == (0, 0)
     [result] = await lab.chain.send([tx])
@@ -176,7 +182,7 @@ async def test_what_is_sent_is_known_and_then_mined(lab: Lab) -> None:
     assert await lab.chain.revert_reason(tx.hash) is None
 
 
-async def test_nothing_asked_is_nothing_answered(lab: Lab) -> None:
+async def test_an_empty_query_returns_an_empty_answer(lab: Lab) -> None:
     assert list(await lab.chain.send([])) == []
     assert list(await lab.chain.receipts([])) == []
     assert await lab.chain.receipts_and_head([]) == ([], await lab.chain.head())
@@ -202,7 +208,7 @@ async def test_blocks_are_linked_and_list_their_transactions(lab: Lab) -> None:
     assert await lab.chain.block(head.number + 1000) is None
 
 
-async def test_heads_by_tag_are_in_order(lab: Lab) -> None:
+async def test_latest_safe_and_finalized_heads_are_in_order(lab: Lab) -> None:
     await lab.mine()
     final, safe, latest, pending = [
         (await lab.chain.head(tag)).number for tag in ("finalized", "safe", "latest", "pending")
@@ -210,7 +216,7 @@ async def test_heads_by_tag_are_in_order(lab: Lab) -> None:
     assert final <= safe <= latest < pending
 
 
-async def test_the_same_bytes_again(lab: Lab) -> None:
+async def test_sending_the_same_bytes_again_is_already_known(lab: Lab) -> None:
     tx = signed(lab, 0)
     assert await categories(lab, tx) == [SendCategory.ACCEPTED]
     assert await categories(lab, tx) == [SendCategory.ALREADY_KNOWN]
@@ -218,7 +224,7 @@ async def test_the_same_bytes_again(lab: Lab) -> None:
     assert await categories(lab, tx) == [SendCategory.NONCE_TOO_LOW]
 
 
-async def test_a_replacement_must_be_dearer(lab: Lab) -> None:
+async def test_a_replacement_must_pay_more(lab: Lab) -> None:
     first = signed(lab, 0, tip=10 * GWEI)
     cheap = signed(lab, 0, tip=10 * GWEI + 1)
     dear = signed(lab, 0, tip=11 * GWEI, cap=110 * GWEI)
@@ -232,7 +238,7 @@ async def test_a_replacement_must_be_dearer(lab: Lab) -> None:
     assert mined is not None
 
 
-async def test_a_gap_waits_for_its_nonce(lab: Lab) -> None:
+async def test_a_transaction_above_a_gap_waits_for_its_nonce(lab: Lab) -> None:
     zero, two = signed(lab, 0), signed(lab, 2)
     assert await categories(lab, zero, two) == [SendCategory.ACCEPTED] * 2
     assert await nonces(lab) == (0, 1)
@@ -244,7 +250,7 @@ async def test_a_gap_waits_for_its_nonce(lab: Lab) -> None:
     assert await nonces(lab) == (3, 3)
 
 
-async def test_each_refusal_is_its_own(lab: Lab) -> None:
+async def test_each_rejection_has_its_own_category(lab: Lab) -> None:
     good, bad_tip, too_cheap = (
         signed(lab, 0),
         signed(lab, 1, tip=101 * GWEI),
@@ -257,14 +263,14 @@ async def test_each_refusal_is_its_own(lab: Lab) -> None:
     ]
 
 
-async def test_an_empty_account_can_not_pay(lab: Lab) -> None:
+async def test_an_empty_account_cannot_pay(lab: Lab) -> None:
     assert await lab.chain.balance_wei(sender(lab)) == 10**21
     await lab.empty(sender(lab))
     assert await lab.chain.balance_wei(sender(lab)) == 0
     assert await categories(lab, signed(lab, 0)) == [SendCategory.INSUFFICIENT_FUNDS]
 
 
-async def test_a_quote_leaves_room_for_the_base_fee_to_double(lab: Lab) -> None:
+async def test_a_quote_allows_the_base_fee_to_double(lab: Lab) -> None:
     await lab.mine()
     fees = await lab.chain.quote_fees()
     base_fee_wei = (await lab.chain.head("pending")).base_fee_wei
@@ -276,7 +282,7 @@ async def test_a_quote_leaves_room_for_the_base_fee_to_double(lab: Lab) -> None:
     ]
 
 
-async def test_a_revert_is_foreseen_and_explained(lab: Lab) -> None:
+async def test_a_revert_is_predicted_and_explained(lab: Lab) -> None:
     call = Call(to=None, data=_reverting_code(REASON))
     tx = signed(lab, 0, call=call)
     assert await lab.chain.estimate_gas(sender(lab), Call(to=sender(lab))) == 21_000
@@ -292,7 +298,7 @@ async def test_a_revert_is_foreseen_and_explained(lab: Lab) -> None:
     assert await lab.chain.revert_reason(tx.hash) == REASON
 
 
-async def test_a_reorg_takes_the_receipt_back(lab: Lab) -> None:
+async def test_a_reorg_removes_the_receipt(lab: Lab) -> None:
     await lab.mine()
     tx = signed(lab, 0)
     await lab.chain.send([tx])
@@ -308,12 +314,44 @@ async def test_a_reorg_takes_the_receipt_back(lab: Lab) -> None:
     assert await lab.chain.nonce(sender(lab), "latest") == 0
 
 
-async def test_block_receipts_are_the_receipts_of_the_block(lab: Lab) -> None:
+async def test_the_nonce_is_known_after_each_block(lab: Lab) -> None:
+    before = await lab.chain.head()
+    for nonce in range(2):
+        await lab.chain.send([signed(lab, nonce)])
+        await lab.mine()
+    numbers = [before.number, before.number + 1, before.number + 2]
+    assert [await lab.chain.nonce_at(sender(lab), number) for number in numbers] == [0, 1, 2]
+    assert await lab.chain.nonce_at(sender(lab), before.number + 1000) is None
+
+
+@pytest.mark.parametrize("tx_type", list(TxType))
+async def test_the_transactions_of_a_block_include_the_sent_bytes(lab: Lab, tx_type: TxType) -> None:
+    call = Call(to=Address("0x" + "5e" * 20), value_wei=7, data=b"\x01\x02")
+    if tx_type is not TxType.LEGACY:
+        call = call.changed(access_list=(AccessEntry(call.to or sender(lab), (bytes(32),)),))
+    fees = Fees(100 * GWEI, GWEI if tx_type is TxType.DYNAMIC_FEE else 100 * GWEI)
+    txs = [sign_tx(UnsignedTx(CHAIN_ID, nonce, call, 100_000, fees, tx_type), lab.key) for nonce in range(2)]
+    await lab.chain.send(txs)
+    await lab.mine()
+    head = await lab.chain.head()
+    mined = await lab.chain.transactions_of(sender(lab), head.number)
+    assert mined is not None
+    assert [(tx.hash, tx.nonce, tx.raw) for tx in mined] == [
+        (tx.hash, nonce, tx.raw) for nonce, tx in enumerate(txs)
+    ]
+    assert {(tx.chain_id, tx.sender, tx.block, tx.call) for tx in mined} == {
+        (CHAIN_ID, sender(lab), (head.number, head.hash), call)
+    }
+    assert await lab.chain.transactions_of(Address("0x" + "77" * 20), head.number) == []
+    assert await lab.chain.transactions_of(sender(lab), head.number + 1000) is None
+
+
+async def test_block_receipts_equal_the_single_receipts(lab: Lab) -> None:
     txs = [signed(lab, nonce) for nonce in range(2)]
     await lab.chain.send(txs)
     await lab.mine()
     chain = lab.chain
-    assert isinstance(chain, EvmChain | FakeChain)
+    assert isinstance(chain, EvmChain | InMemoryChain)
     head = await chain.head()
     by_block = await chain.block_receipts(head.number)
     assert by_block is not None
@@ -323,7 +361,7 @@ async def test_block_receipts_are_the_receipts_of_the_block(lab: Lab) -> None:
     assert await chain.block_receipts(head.number + 1000) is None
 
 
-async def test_another_chain_id_is_refused(anvil: TestChain) -> None:
+async def test_a_transaction_for_another_chain_id_is_rejected(anvil: TestChain) -> None:
     chain = EvmChain([JsonRpc(anvil.rpc_url)])
     try:
         with pytest.raises(ChainUnusable, match=r"is on chain 31337, not 1$"):

@@ -1,4 +1,4 @@
-"""What every key port promises, checked over each way to hold a key."""
+"""The contract of the key port, checked over each way to hold a key."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fencepost.domain.ids import Address, parse_address
 from fencepost.domain.transaction import AccessEntry, Call, Fees, TxType, UnsignedTx
 from fencepost.errors import SigningError, UnknownSigner
 
-pytest_plugins = ["fix_web3signer"]
+pytest_plugins = ["fixtures.web3signer"]
 
 SECRETS = ["46" * 32, "47" * 32]
 ADDRESSES = [parse_address(Account.from_key(secret).address) for secret in SECRETS]
-ELSEWHERE = parse_address("0x" + "aa" * 20)
+ON_OTHER_CHAIN = parse_address("0x" + "aa" * 20)
 TO = parse_address("0x" + "35" * 20)
 PLAIN = UnsignedTx(
     31337, 7, Call(TO, 10**18, b"\xca\xfe"), 30_000, Fees(fee_cap_wei=3 * 10**9, tip_wei=10**9)
@@ -60,12 +60,12 @@ async def port(
         await open_port.aclose()
 
 
-def test_names_the_addresses_it_signs_for(port: KeyPort) -> None:
+def test_a_key_port_lists_its_addresses(port: KeyPort) -> None:
     assert sorted(port.addresses()) == sorted(ADDRESSES)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-async def test_signs_in_order_with_the_key_that_was_named(port: KeyPort, address: Address) -> None:
+async def test_transactions_are_signed_in_order_with_the_named_key(port: KeyPort, address: Address) -> None:
     txs = [PLAIN.changed(nonce=nonce) for nonce in (5, 3, 4)]
     signed = await port.sign(address, txs)
     decoded = [decode_signed(tx.raw) for tx in signed]
@@ -92,22 +92,22 @@ async def test_the_same_transaction_gives_the_same_bytes(port: KeyPort, tx: Unsi
     assert decode_signed(first.raw).tx == tx
 
 
-async def test_nothing_to_sign_is_fine(port: KeyPort) -> None:
+async def test_an_empty_list_needs_no_signature(port: KeyPort) -> None:
     assert list(await port.sign(ADDRESSES[0], [])) == []
 
 
-async def test_an_unknown_signer_is_told_apart(port: KeyPort) -> None:
-    with pytest.raises(UnknownSigner, match=ELSEWHERE):
-        await port.sign(ELSEWHERE, [PLAIN])
+async def test_an_unknown_signer_raises_its_own_error(port: KeyPort) -> None:
+    with pytest.raises(UnknownSigner, match=ON_OTHER_CHAIN):
+        await port.sign(ON_OTHER_CHAIN, [PLAIN])
 
 
-async def test_all_or_nothing(port: KeyPort) -> None:
+async def test_one_failure_signs_nothing(port: KeyPort) -> None:
     impossible = PLAIN.changed(nonce=-1)
     with pytest.raises(SigningError, match="nonce -1"):
         await port.sign(ADDRESSES[0], [PLAIN, impossible, PLAIN])
-    assert len(await port.sign(ADDRESSES[0], [PLAIN])) == 1  # and it goes on working
+    assert len(await port.sign(ADDRESSES[0], [PLAIN])) == 1  # it still works
 
 
-def test_shows_no_secret(port: KeyPort) -> None:
+def test_repr_and_errors_contain_no_secret(port: KeyPort) -> None:
     for text in (repr(port), str(port), f"{port}"):
         assert not any(secret in text for secret in SECRETS)

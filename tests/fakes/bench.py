@@ -1,7 +1,7 @@
-"""A node on a bench: fakes at the ports, the real node, lanes and use cases in between, and every turn taken by hand.
+"""A test bench: fakes at the ports, the real node, lanes and use cases between them; each turn is taken by hand.
 
-`Bench` is the world (one signer, one chain, one database, one clock); `bench.node()` puts a node into it. A node's
-`turn` renews, looks at the chain, seeks and steps its lane once, in that order, and raises what the step raises.
+`Bench` has one signer, one chain, one database and one clock; `bench.node()` adds a node. A node's `turn` renews its lease, reads
+the head, acquires and steps its lane once, in that order, and raises what the step raises.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from fakes.clock import FakeClock
 from fakes.observer import FakeObserver
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.signers.local import LocalKeys
-from fencepost.application.accept import Accept, Request
-from fencepost.application.heads import ChainWatch
-from fencepost.application.hooks import Handler, StuckDecision
-from fencepost.application.lane import Lane, Policy
+from fencepost.application.accept import Request, RequestAcceptor
+from fencepost.application.chain_view import ChainView
+from fencepost.application.hooks import Handler, StuckDecision, StuckHook
+from fencepost.application.lane import Lane, LaneSettings
+from fencepost.application.lane_parts import LanePorts
+from fencepost.application.lane_step import lane_step
+from fencepost.application.nonce_sync import CHECK_INTERVAL_S
 from fencepost.application.ports import Chain, KeyPort, LaneWrite, Ledger, Written
-from fencepost.application.sequence import LOOK_EVERY_S
-from fencepost.application.step import step
+from fencepost.application.spending_policy import SpendingGuard
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Intent, ManagedTx
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, UnsignedTx
-from fencepost.lab.sim.chain import Decoded, FakeChain
-from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
-from fencepost.runtime.node import Node, Pace
+from fencepost.domain.transaction_state import Intent, ManagedTx
+from fencepost.runtime.node import LoopIntervals, Node
+from fencepost.testing import DecodedTx, InMemoryChain, InMemoryDatabase, InMemoryLedger
 
 CHAIN_ID = 31_337
 GWEI = 10**9
 SINK = Address("0x" + "5e" * 20)
 REVERTER = Address("0x" + "bd" * 20)
 _KEY = "0x" + "01" * 32
-MOST_TURNS = 60
+MAX_TURNS = 60
 
-# One block on top, pipelined unless a test says otherwise.
-# What a step did is in the ledger when it ends.
-QUICK = Policy(strict=False, required=1, record_within_s=0.0)
-STRICT = Policy(strict=True, required=1, record_within_s=0.0)
+# One confirmation; pipelined unless a test says otherwise.
+# No deferred writes: the result of a step is in the ledger when the step ends.
+QUICK = LaneSettings(strict=False, required=1, record_within_s=0.0)
+STRICT = LaneSettings(strict=True, required=1, record_within_s=0.0)
 
 
 def decode(raw: bytes) -> tuple[Address, UnsignedTx, TxHash]:
@@ -50,9 +51,9 @@ def decode(raw: bytes) -> tuple[Address, UnsignedTx, TxHash]:
     return decoded.sender, decoded.tx, decoded.hash
 
 
-def _for_the_chain(raw: bytes) -> Decoded:
+def _for_the_chain(raw: bytes) -> DecodedTx:
     sender, tx, _ = decode(raw)
-    return Decoded(sender, tx.nonce, tx.fees.tip_wei, tx.fees.fee_cap_wei)
+    return DecodedTx(sender, tx.nonce, tx.fees.tip_wei, tx.fees.fee_cap_wei, tx.call)
 
 
 @dataclass(slots=True)
@@ -70,18 +71,18 @@ class BenchNode:
         return lane
 
     async def turn(self, turns: int = 1) -> float | None:
-        """What the last step answered: when to come back."""
+        """Take turns and return the delay that the last step asked for."""
         again_s: float | None = None
         for _ in range(turns):
             await self.node.renew_once()
             await self.node.heads_once(CHAIN_ID)
             self.node.hint(self.bench.signer)
-            await self.node.seek_once()
-            again_s = await step(self.lane)
+            await self.node.acquire_once()
+            again_s = await lane_step(self.lane)
         return again_s
 
-    async def turn_for(self, seconds: float, *, every_s: float = LOOK_EVERY_S) -> float | None:
-        """Turn after turn while the clock goes on; what the last step answered."""
+    async def turn_for(self, seconds: float, *, every_s: float = CHECK_INTERVAL_S) -> float | None:
+        """Take turns while the clock advances; return the delay that the last step asked for."""
         again_s: float | None = None
         for _ in range(round(seconds / every_s)):
             self.bench.clock.advance(every_s)
@@ -89,7 +90,7 @@ class BenchNode:
         return again_s
 
     async def ended(self, count: int) -> list[UUID]:
-        """So many requests, confirmed two blocks later."""
+        """Submit `count` requests and have them confirmed two blocks later."""
         tx_ids = await self.bench.requests(count)
         await self.turn()
         self.bench.chain.mine(2)
@@ -106,25 +107,27 @@ class BenchNode:
 @dataclass(slots=True)
 class Bench:
     clock: FakeClock = field(default_factory=FakeClock)
-    database: FakeDatabase = field(init=False)
-    chain: FakeChain = field(init=False)
+    database: InMemoryDatabase = field(init=False)
+    chain: InMemoryChain = field(init=False)
     keys: LocalKeys = field(init=False)
     signer: Signer = field(init=False)
-    accepting: Accept = field(init=False)
+    accepting: RequestAcceptor = field(init=False)
     stuck: StuckDecision = "mark"
+    stuck_hook: StuckHook | None = None  # overrides `stuck`
+    spending: SpendingGuard | None = None  # for lanes created from now on
 
     def __post_init__(self) -> None:
-        self.database = FakeDatabase(self.clock)
-        self.chain = FakeChain(_for_the_chain, chain_id=CHAIN_ID)
+        self.database = InMemoryDatabase(self.clock)
+        self.chain = InMemoryChain(_for_the_chain, chain_id=CHAIN_ID)
         self.keys = LocalKeys.from_hex([_KEY])
         self.signer = Signer(CHAIN_ID, self.keys.addresses()[0])
-        self.accepting = Accept(
-            FakeLedger(self.database, node="door"), self.keys, frozenset({CHAIN_ID}), lambda _: None
+        self.accepting = RequestAcceptor(
+            InMemoryLedger(self.database, node="acceptor"), self.keys, frozenset({CHAIN_ID}), lambda _: None
         )
 
     def node(
         self,
-        policy: Policy = QUICK,
+        policy: LaneSettings = QUICK,
         *,
         name: str = "node",
         ledger: Ledger | None = None,
@@ -133,29 +136,32 @@ class Bench:
     ) -> BenchNode:
         incarnation = uuid4()
         used_chain = chain or self.chain
-        used_ledger = ledger or FakeLedger(self.database, node=name, incarnation=incarnation)
+        used_ledger = ledger or InMemoryLedger(self.database, node=name, incarnation=incarnation)
         tag = None if isinstance(policy.required, int) else policy.required
-        watch = ChainWatch(used_chain, settled_tag=tag)
+        watch = ChainView(used_chain, settled_tag=tag)
         handlers: dict[UUID, Handler] = {}
         observer = FakeObserver()
 
         async def decide(_tx: ManagedTx) -> StuckDecision:
-            return self.stuck
+            return self.stuck if self.stuck_hook is None else await self.stuck_hook(_tx)
 
         def make_lane(term: Term) -> Lane:
             return Lane(
                 term=term,
-                policy=policy,
-                ledger=used_ledger,
-                chain=used_chain,
-                watch=watch,
-                keys=keys or self.keys,
-                clock=self.clock,
-                observer=observer,
-                stuck_hook=decide,
-                handlers=handlers,
-                decode=decode,
-                incarnation=incarnation,
+                settings=policy,
+                ports=LanePorts(
+                    ledger=used_ledger,
+                    chain=used_chain,
+                    chain_view=watch,
+                    keys=keys or self.keys,
+                    clock=self.clock,
+                    observer=observer,
+                    stuck_hook=decide,
+                    handlers=handlers,
+                    decode=decode,
+                    incarnation=incarnation,
+                    spending=self.spending,
+                ),
             )
 
         node = Node(
@@ -164,16 +170,16 @@ class Bench:
             ledger=used_ledger,
             clock=self.clock,
             observer=observer,
-            watches={CHAIN_ID: watch},
-            heads={},  # no feed: `turn` looks by hand
+            chain_views={CHAIN_ID: watch},
+            heads={},  # no feed: `turn` reads the head
             addresses=frozenset(self.keys.addresses()),
-            pace=Pace(),
+            intervals=LoopIntervals(),
             make_lane=make_lane,
             workers=1,
         )
         return BenchNode(self, node, handlers, observer, incarnation)
 
-    # ---- what callers and people do
+    # ---- callers and operators
 
     async def request(
         self, intent: Intent | None = None, *, request_id: str | None = None, valid_for_s: float | None = None
@@ -193,11 +199,11 @@ class Bench:
     async def ask(
         self, command: str, tx_id: UUID | None = None, *, reason: str | None = None, **detail: Any
     ) -> int:
-        return await self.accepting.ledger.ask(
+        return await self.accepting.ledger.add_command(
             self.signer, command, tx_id=tx_id, asked_by="eve", reason=reason, detail=detail
         )
 
-    # ---- what can be seen afterwards
+    # ---- observation
 
     def tx(self, tx_id: UUID) -> ManagedTx:
         return self.database.txs[tx_id]
@@ -217,13 +223,13 @@ def transfer(*, value_wei: int = 1, to: Address = SINK) -> Intent:
 
 
 def watched_writes(monkeypatch: pytest.MonkeyPatch) -> list[LaneWrite]:
-    """What lanes write from here on, in order."""
+    """Record everything that lanes write from now on, in order."""
     made: list[LaneWrite] = []
-    honest = FakeLedger.commit
+    honest = InMemoryLedger.commit
 
-    async def commit(ledger: FakeLedger, write: LaneWrite) -> Written:
+    async def commit(ledger: InMemoryLedger, write: LaneWrite) -> Written:
         made.append(write)
         return await honest(ledger, write)
 
-    monkeypatch.setattr(FakeLedger, "commit", commit)
+    monkeypatch.setattr(InMemoryLedger, "commit", commit)
     return made

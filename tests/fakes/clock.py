@@ -1,4 +1,4 @@
-"""Time that moves when a test says so. Sleepers wake when it has moved far enough."""
+"""A clock that a test moves. Sleepers wake when it has moved far enough."""
 
 from __future__ import annotations
 

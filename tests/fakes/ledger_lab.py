@@ -1,7 +1,7 @@
-"""Two ledgers to hold to one contract: the fake in memory and the real one on PostgreSQL.
+"""Two ledgers under one contract: the fake in memory and the real one on PostgreSQL.
 
-Each lab lets several nodes talk to one database, and moves the database's time by hand: the fake's clock is advanced,
-the real one's rows are set back by as much, so that no test waits.
+A lab lets several nodes use one database and moves the database's time by hand: it advances the fake's clock, or sets the rows
+of the real one back by as much, so no test waits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.ports import Ledger, NewRequest
 from fencepost.domain.ids import Address, Signer, TxHash
-from fencepost.domain.managed import Attempt, Intent, Kind, Purpose
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
-from fencepost.lab.sim.ledger import FakeDatabase, FakeLedger
+from fencepost.domain.transaction_state import Attempt, Intent, Kind, Purpose
+from fencepost.testing import InMemoryDatabase, InMemoryLedger
 
 LEASE_S = 10.0
 SKEW_S = 2.0
 ALICE = Signer(31_337, Address("0x" + "a1" * 20))
 BOB = Signer(31_337, Address("0x" + "b2" * 20))
-ELSEWHERE = Signer(1, Address("0x" + "a1" * 20))
+ON_OTHER_CHAIN = Signer(1, Address("0x" + "a1" * 20))
 
 
 class LedgerLab(Protocol):
@@ -34,30 +34,37 @@ class LedgerLab(Protocol):
 
     async def node(self, name: str) -> Ledger: ...
     async def pass_time(self, seconds: float) -> None: ...
-    async def begin_history(self) -> None: ...  # as when the server was promoted just now
+    async def begin_history(self, *, by_copy: bool = False) -> None:
+        """Act as if the server had just been promoted, or the database copied."""
+
     async def events(self, tx_id: UUID | None) -> list[str]: ...
     async def outcome(self, command_id: int) -> str | None: ...
+    async def spoil(self, tx_id: UUID) -> None: ...  # makes its stored payload unreadable
 
 
 class FakeLedgerLab:
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self._database = FakeDatabase(self.clock)
+        self._database = InMemoryDatabase(self.clock)
 
     async def node(self, name: str) -> Ledger:
-        return FakeLedger(self._database, node=name, lease_duration_s=LEASE_S, skew_allowance_s=SKEW_S)
+        return InMemoryLedger(self._database, node=name, lease_duration_s=LEASE_S, skew_allowance_s=SKEW_S)
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    async def begin_history(self) -> None:
-        self._database.fail_over(self._database.copied())
+    async def begin_history(self, *, by_copy: bool = False) -> None:
+        replace = self._database.restore if by_copy else self._database.fail_over
+        replace(self._database.copied())
 
     async def events(self, tx_id: UUID | None) -> list[str]:
         return [row.event for row in self._database.journal_of(tx_id)]
 
     async def outcome(self, command_id: int) -> str | None:
         return self._database.outcome(command_id)
+
+    async def spoil(self, tx_id: UUID) -> None:
+        self._database.unreadable[tx_id] = "spoiled"
 
 
 class PostgresLedgerLab:
@@ -95,8 +102,11 @@ class PostgresLedgerLab:
         )
         self.clock.advance(seconds)
 
-    async def begin_history(self) -> None:
-        await self._pool.execute("DELETE FROM database_history")  # no node has met it yet
+    async def begin_history(self, *, by_copy: bool = False) -> None:
+        column = "database_oid" if by_copy else "timeline"
+        await self._pool.execute(
+            f"UPDATE database_history SET {column} = 0"
+        )  # no node knows the current identity yet
 
     async def events(self, tx_id: UUID | None) -> list[str]:
         found = await self._pool.fetch(
@@ -107,6 +117,9 @@ class PostgresLedgerLab:
     async def outcome(self, command_id: int) -> str | None:
         found = await self._pool.fetchval("SELECT outcome FROM lane_command WHERE id = $1", command_id)
         return None if found is None else str(found)
+
+    async def spoil(self, tx_id: UUID) -> None:
+        await self._pool.execute("UPDATE managed_tx SET payload = '{}' WHERE tx_id = $1", tx_id)
 
 
 @asynccontextmanager
@@ -128,7 +141,7 @@ def tx_hash(name: str) -> TxHash:
 
 
 def attempt(name: str, *, number: int = 1, purpose: Purpose = Purpose.INTENT) -> Attempt:
-    """Bytes that only have to be told apart: the ledger does not look into them."""
+    """Return an attempt with distinct bytes; the ledger does not decode them."""
     return Attempt(
         number=number,
         purpose=purpose,

@@ -1,4 +1,4 @@
-"""Steps of a transaction as a lane takes them, written to a ledger of either kind."""
+"""Steps of a transaction as a lane commits them, written to a ledger of either kind."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from functools import partial
 
 from fakes.ledger_lab import ALICE, attempt, new, tx_hash
 from fencepost.application.ports import Cursor, LaneWrite, Ledger, TxChange, Written
-from fencepost.domain import managed
+from fencepost.domain import transaction_state
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import BlockHash, Signer
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Entry, ManagedTx, Receipt, Step
-from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.send_result import SendCategory, SendResult
+from fencepost.domain.transaction_state import JournalEntry, ManagedTx, Receipt, Transition
 
 APPLIED = Written(lease_ok=True, applied=True)
 MOVED = Written(lease_ok=True, applied=False)
@@ -28,9 +28,9 @@ def receipt_of(tx: ManagedTx, at: BlockRef) -> Receipt:
     return Receipt(tx.latest.signed.hash, at, succeeded=False, gas_used=21_000, raw=raw)
 
 
-def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
+def change(tx: ManagedTx, *steps: partial[Transition]) -> TxChange:
     after = tx
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     for step in steps:
         taken = step(after)
         after = taken.tx
@@ -39,7 +39,9 @@ def change(tx: ManagedTx, *steps: partial[Step]) -> TxChange:
 
 
 def take(tx: ManagedTx, nonce: int, name: str | None = None) -> TxChange:
-    return change(tx, partial(managed.allocated, nonce=nonce, attempt=attempt(name or f"{tx.tx_id}")))
+    return change(
+        tx, partial(transaction_state.assign_nonce, nonce=nonce, attempt=attempt(name or f"{tx.tx_id}"))
+    )
 
 
 async def held(ledger: Ledger, *request_ids: str, signer: Signer = ALICE) -> tuple[Term, list[ManagedTx]]:
@@ -49,7 +51,7 @@ async def held(ledger: Ledger, *request_ids: str, signer: Signer = ALICE) -> tup
 
 
 async def allocated(ledger: Ledger, *request_ids: str) -> tuple[Term, list[ManagedTx]]:
-    """Requests with the nonces 0, 1, …"""
+    """Store requests with the nonces 0, 1, …"""
     term, queue = await held(ledger, *request_ids)
     changes = tuple(take(tx, nonce) for nonce, tx in enumerate(queue))
     write = LaneWrite(term, changes, cursor_after=Cursor(len(queue), 0))
@@ -57,7 +59,7 @@ async def allocated(ledger: Ledger, *request_ids: str) -> tuple[Term, list[Manag
     return term, list((await ledger.load(ALICE, queue_limit=100)).in_flight)
 
 
-async def apply(ledger: Ledger, term: Term, tx: ManagedTx, *steps: partial[Step]) -> ManagedTx:
+async def apply(ledger: Ledger, term: Term, tx: ManagedTx, *steps: partial[Transition]) -> ManagedTx:
     assert await ledger.commit(LaneWrite(term, (change(tx, *steps),))) == APPLIED
     return await stored(ledger, tx)
 

@@ -1,4 +1,4 @@
-"""An observer that remembers, so that a test can ask what was noted."""
+"""An observer that records events, so that a test can inspect them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport in memory: what is written is kept, and what comes is said by the test, in whatever pieces."""
+"""A transport in memory: it records what is written, and the test supplies the incoming data in any pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FakeTransport(asyncio.Transport):
-    """Closing is told to the protocol in the loop's next turn, as real ones do it."""
+    """A transport that reports its close to the protocol in the loop's next turn, as real ones do."""
 
     def __init__(self, protocol: asyncio.Protocol, on_write: Callable[[bytes], None] | None = None) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class FakeTransport(asyncio.Transport):
         protocol.connection_made(self)
 
     def write(self, data: Any) -> None:
-        assert not self._is_closing, "nobody writes to what is closed"
+        assert not self._is_closing, "write after close"
         self.written += data
         if self._on_write is not None:
             self._on_write(bytes(data))
@@ -52,7 +52,7 @@ class FakeTransport(asyncio.Transport):
         return ("127.0.0.1", 4711) if name in {"peername", "sockname"} else default
 
     async def come(self, pieces: Iterable[bytes]) -> None:
-        """One after the other, as long as somebody reads."""
+        """Deliver the pieces in turn while reading is not paused."""
         for piece in pieces:
             await self._may_read.wait()
             if self._is_closing:
@@ -60,11 +60,11 @@ class FakeTransport(asyncio.Transport):
             if piece:
                 self._protocol.data_received(piece)
             else:
-                await asyncio.sleep(0)  # the others get a turn between two pieces
+                await asyncio.sleep(0)  # other tasks run between two pieces
 
 
 def cut(wire: bytes, places: Sequence[int]) -> tuple[bytes, ...]:
-    """In pieces, with an empty one here and there: it lets the others do something first."""
+    """Split the bytes into pieces; an empty piece yields to other tasks first."""
     edges = sorted({place % (len(wire) + 1) for place in places} | {0, len(wire)})
     pieces: list[bytes] = []
     for number, (start, end) in enumerate(pairwise(edges)):

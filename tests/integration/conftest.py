@@ -1,4 +1,4 @@
-"""What more than one of these suites needs: a stage on PostgreSQL, nodes that misbehave, and the schemes of nonces."""
+"""Fixtures of several integration suites: a stage on PostgreSQL, misbehaving endpoints, and the nonce schemes."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from fakes.node import Node, Opened, serving
-from fencepost.lab.relay import Relay
+from fakes.endpoint import FakeEndpoint, OpenChains, serve_endpoints
 from integration.stage import Stage, open_stage
+from lab.proxies.relay import Relay
 from nonce_lab import NonceLab, open_nonce_lab
 
 
 @pytest_asyncio.fixture
 async def on(dsn: str) -> AsyncIterator[Stage]:
-    async with open_stage(dsn) as opened:
-        yield opened
+    async with open_stage(dsn) as chains:
+        yield chains
 
 
 @pytest_asyncio.fixture
-async def nodes() -> AsyncIterator[list[Node]]:
-    async with serving(3) as made:
+async def nodes() -> AsyncIterator[list[FakeEndpoint]]:
+    async with serve_endpoints(3) as made:
         yield made
 
 
 @pytest.fixture
-def node(nodes: list[Node]) -> Node:
+def node(nodes: list[FakeEndpoint]) -> FakeEndpoint:
     return nodes[0]
 
 
 @pytest_asyncio.fixture
-async def opened() -> AsyncIterator[Opened]:
-    made = Opened()
+async def chains() -> AsyncIterator[OpenChains]:
+    made = OpenChains()
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture
 async def lab(dsn: str, redis_relay: Relay) -> AsyncIterator[NonceLab]:
-    """Behind a wire to Redis that can be cut."""
+    """Open the nonce lab behind a connection to Redis that can be cut."""
     async with open_nonce_lab(dsn, f"redis://127.0.0.1:{redis_relay.port}/0") as made:
         yield made

@@ -1,17 +1,17 @@
-"""Statements and habits that look right and are not. Each is planted in a schedule, and the schedule must notice it.
+"""SQL statements and use cases with known flaws. A schedule contains each of them and must detect it.
 
-Nothing here is used by the product. The statements have the shape of those in `stage.py`.
+The product uses nothing of this module. The statements have the shape of those in `stage.py`.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import Connection
+from fencepost.adapters.postgres.lane_writer import lane_statement
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import ManagedTx
-from integration.stage import LEASE_S, SIGNER, Owner, Stage, Write
+from fencepost.domain.transaction_state import ManagedTx
+from integration.stage import LEASE_S, SIGNER, Owner, Stage, Write, allocation
 
 # ---- writes
 
@@ -54,12 +54,17 @@ lock_and_check_in_one = _fenced_by(
 )
 
 
-def commit_lane_without(words: str) -> str:
-    """Our own function of one lane, but for these words."""
-    (core, *_) = migrate.available()
-    _, begins, rest = core.sql.partition("CREATE FUNCTION commit_lane(")
-    assert words in rest, "the function does not say so any more"
-    return "CREATE OR REPLACE FUNCTION commit_lane(" + rest.replace(words, "") if begins else ""
+def commit_lanes_without(words: str) -> Write:
+    """Return the product's fenced write without these words of its statement."""
+
+    async def write(connection: Connection, term: Term, tx: ManagedTx) -> bool:
+        change = allocation(tx, nonce=0, before=None, term=term)
+        statement, arguments = lane_statement([change], now_s=0.0, node="a test's node")
+        assert words in statement, "the statement no longer contains these words"
+        row = await connection.fetchrow(statement.replace(words, ""), *arguments)
+        return row is not None and bool(row["applied"])
+
+    return write
 
 
 # ---- take-overs
@@ -72,10 +77,10 @@ _PLAIN_UPDATE = (
 
 
 async def plain_take_over(stage: Stage, owner: Owner) -> int | None:
-    """Without a lock that conflicts with FOR KEY SHARE: only the key of the table can hold it up."""
+    """Take over without a lock that conflicts with FOR KEY SHARE: only the table's key can delay it."""
     connection = await stage.connect()
     token: int | None = await connection.fetchval(
-        f"{_PLAIN_UPDATE} expires_at < clock_timestamp() RETURNING fencing_token", *_who(owner)
+        f"{_PLAIN_UPDATE} expires_at < clock_timestamp() RETURNING fencing_token", *_lease_arguments(owner)
     )
     return token
 
@@ -83,35 +88,35 @@ async def plain_take_over(stage: Stage, owner: Owner) -> int | None:
 async def advisory_take_over(connection: Connection, owner: Owner) -> int | None:
     await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", SIGNER.address)
     token: int | None = await connection.fetchval(
-        f"{_PLAIN_UPDATE} expires_at < clock_timestamp() RETURNING fencing_token", *_who(owner)
+        f"{_PLAIN_UPDATE} expires_at < clock_timestamp() RETURNING fencing_token", *_lease_arguments(owner)
     )
     return token
 
 
 async def take_over_by_own_clock(stage: Stage, owner: Owner) -> int | None:
-    """The client says what time it is, and its clock is a minute ahead."""
+    """The client supplies the time, and its clock is a minute ahead."""
     token: int | None = await stage.admin.fetchval(
         f"{_PLAIN_UPDATE} expires_at < $6 RETURNING fencing_token",
-        *_who(owner),
+        *_lease_arguments(owner),
         datetime.now(UTC) + timedelta(seconds=60),
     )
     return token
 
 
-async def take_over_that_knows_its_name(stage: Stage, owner: Owner) -> int | None:
-    """A node of the same name has its lease back, token and all."""
+async def take_over_by_node_name(stage: Stage, owner: Owner) -> int | None:
+    """Give a node of the same name its lease back with the same token."""
     token: int | None = await stage.admin.fetchval(
         "UPDATE signer_lease SET incarnation = $4, expires_at = clock_timestamp() + make_interval(secs => $5),"
         " fencing_token = CASE WHEN owner_node = $3 THEN fencing_token ELSE fencing_token + 1 END, owner_node = $3"
         " WHERE chain_id = $1 AND signer = $2 AND (owner_node = $3 OR expires_at < clock_timestamp())"
         " RETURNING fencing_token",
-        *_who(owner),
+        *_lease_arguments(owner),
     )
     return token
 
 
 async def upsert_poll(connection: Connection, owner: Owner) -> int | None:
-    """Acquire or keep as it is, in one statement that writes either way."""
+    """Acquire or keep the lease in one statement that writes in both cases."""
     free = "s.expires_at < clock_timestamp()"
     token: int | None = await connection.fetchval(
         "INSERT INTO signer_lease AS s"
@@ -122,12 +127,12 @@ async def upsert_poll(connection: Connection, owner: Owner) -> int | None:
         f" fencing_token = CASE WHEN {free} THEN s.fencing_token + 1 ELSE s.fencing_token END,"
         f" expires_at = CASE WHEN {free} THEN excluded.expires_at ELSE s.expires_at END"
         " RETURNING CASE WHEN s.owner_node = $3 THEN s.fencing_token END",
-        *_who(owner),
+        *_lease_arguments(owner),
     )
     return token
 
 
-def _who(owner: Owner) -> tuple[int, str, str, object, float]:
+def _lease_arguments(owner: Owner) -> tuple[int, str, str, object, float]:
     return SIGNER.chain_id, SIGNER.address, owner.node, owner.incarnation, LEASE_S
 
 
@@ -147,11 +152,11 @@ RENEW_BY_START_OF_TRANSACTION = (
 
 async def release_by_delete(stage: Stage, term: Term) -> None:
     await stage.admin.execute("DELETE FROM signer_lease WHERE fencing_token = $1", term.token)
-    await stage.admin.execute("DELETE FROM lease_term")  # whose key would refuse the second use of a token
+    await stage.admin.execute("DELETE FROM lease_term")  # its key would reject the second use of a token
 
 
 async def lock_and_count_in_one(connection: Connection, term: Term, tx: ManagedTx) -> bool:
-    """The lock is waited for, but the largest nonce is read as of before the wait."""
+    """Wait for the lock, but read the largest nonce as of before the wait."""
     return bool(
         await connection.fetchval(
             f"WITH l AS MATERIALIZED ({_LEASE} FOR UPDATE)"
@@ -167,7 +172,7 @@ async def lock_and_count_in_one(connection: Connection, term: Term, tx: ManagedT
 
 
 async def nonce_first_row_later(stage: Stage, connection: Connection, term: Term, tx: ManagedTx) -> None:
-    """Two transactions, and the process dies between them."""
+    """Use two transactions; the process dies between them."""
     nonce = await connection.fetchval(
         "INSERT INTO signer_nonce_cursor AS k (chain_id, signer, next_nonce, start_nonce, fencing_token)"
         " VALUES ($1, $2, 1, 0, $3)"

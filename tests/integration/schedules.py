@@ -1,6 +1,6 @@
-"""Fixed interleavings of two processes. Each says what went wrong, or None.
+"""Fixed interleavings of two processes. Each returns what went wrong, or None.
 
-The steps are the same for the product's statements and for a mutant; only what is handed in differs.
+The steps are the same for the product's statements and for a mutant; only the arguments differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncpg
 
 from fencepost.adapters.postgres.database import Connection
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import ManagedTx
+from fencepost.domain.transaction_state import ManagedTx
 from integration.stage import (
     LEASE_S,
     SIGNER,
@@ -38,7 +38,7 @@ async def late_write(
     isolation: Literal["read_committed", "serializable"] = "read_committed",
     schema: str = "",
 ) -> Verdict:
-    """The old owner has written but not committed when the take-over comes."""
+    """The old owner has written but not committed when the take-over starts."""
     if schema:
         await stage.admin.execute(schema)
     tx = await stage.request()
@@ -56,9 +56,9 @@ async def late_write(
     await transaction.commit()
     if waited:
         token = await bounded(taking)
-    if token is None:  # it was skipped, not made to wait
+    if token is None:  # the take-over skipped the locked lease
         token = await bounded(take_over(stage, stage.new))
-    assert token is not None, "nobody may take over any more"
+    assert token is not None, "the lease cannot be taken over"
     if read is None:
         read = await stage.rows()
     now = await stage.rows()
@@ -69,7 +69,7 @@ async def late_write(
 
 
 async def write_after_take_over(stage: Stage, *, write: Write, schema: str = "") -> Verdict:
-    """The take-over is long done; the old owner comes back to a row that nobody has touched since."""
+    """The take-over is complete; the old owner writes to a row that has not changed since."""
     if schema:
         await stage.admin.execute(schema)
     tx = await stage.request()
@@ -98,16 +98,16 @@ async def write_meets_take_over(
     return "the write passed a fence that had moved while it waited" if await bounded(writing) else None
 
 
-async def old_transaction_asks_who_holds(stage: Stage, *, is_held: str) -> Verdict:
-    """A transaction is older than the end of the lease that it asks for."""
+async def old_transaction_reads_lease(stage: Stage, *, is_held: str) -> Verdict:
+    """A transaction is older than the expiry of the lease that it reads."""
     await stage.acquire(stage.old)
     asking = await stage.connect()
     async with asking.transaction():
-        await asking.execute("SELECT 1")  # now() stands still from here on
+        await asking.execute("SELECT 1")  # now() is fixed from here on
         await stage.admin.execute("UPDATE signer_lease SET expires_at = clock_timestamp()")
         row = await asking.fetchrow(is_held, SIGNER.chain_id, SIGNER.address)
     assert row is not None
-    return "a lease that has ended looks held" if row["is_held"] else None
+    return "an expired lease looks held" if row["is_held"] else None
 
 
 async def old_transaction_renews(stage: Stage, *, renew: str) -> Verdict:
@@ -126,14 +126,14 @@ async def old_transaction_renews(stage: Stage, *, renew: str) -> Verdict:
 
 
 async def clock_ahead(stage: Stage, *, take_over: TakeOver) -> Verdict:
-    """A process whose clock is a minute ahead looks at a lease that has just begun."""
+    """A process whose clock is a minute ahead reads a lease that has just begun."""
     await stage.acquire(stage.old)
     token = await take_over(stage, stage.new)
     return None if token is None else "a live lease was stolen"
 
 
 async def restart_under_the_same_name(stage: Stage, *, take_over: TakeOver) -> Verdict:
-    """A process is replaced by another of the same node; then the first one wakes up."""
+    """Another process of the same node replaces the first, and then the first wakes up."""
     tx = await stage.request()
     zombie = await stage.acquire(stage.old)
     again = Owner(stage.old.node)
@@ -141,11 +141,11 @@ async def restart_under_the_same_name(stage: Stage, *, take_over: TakeOver) -> V
         await stage.expire()
         assert await take_over(stage, again) is not None
     passed = await write(await stage.connect(), zombie, tx)
-    return "the process of before the restart still passes the fence" if passed else None
+    return "the process from before the restart still passes the fence" if passed else None
 
 
 async def losing_poll(stage: Stage, *, poll: Callable[[Connection, Owner], Awaitable[int | None]]) -> Verdict:
-    """Somebody polls for a lease that is held; its transaction is still open when the owner writes."""
+    """A node polls for a held lease; its transaction is still open when the owner writes."""
     tx = await stage.request()
     old = await stage.acquire(stage.old)
     before = await stage.admin.fetchrow("SELECT ctid, xmin, xmax FROM signer_lease")
@@ -158,7 +158,7 @@ async def losing_poll(stage: Stage, *, poll: Callable[[Connection, Owner], Await
     await bounded(writing)
     after = await stage.admin.fetchrow("SELECT ctid, xmin FROM signer_lease")
     if blocked:
-        return "a losing poll holds up the owner's write"
+        return "a losing poll blocks the owner's write"
     assert before is not None
     assert after is not None
     if xid is not None or after["ctid"] != before["ctid"]:
@@ -179,26 +179,26 @@ async def two_allocations(stage: Stage, *, allocate: Write, schema: str = "") ->
     allocating = begin(allocate(two, term, second))
     assert await stage.waits(allocating, behind=one), "the second allocation did not meet the first"
     await transaction.commit()
-    with suppress(asyncpg.UniqueViolationError):  # refused whole: nothing of it was written
+    with suppress(asyncpg.UniqueViolationError):  # the whole write is rejected
         await bounded(allocating)
     nonces = await stage.nonces()
     return f"nonces {nonces} repeat" if len(set(nonces)) != len(nonces) else None
 
 
 async def release_and_acquire(stage: Stage, *, release: Callable[[Stage, Term], Awaitable[None]]) -> Verdict:
-    """Tokens rise, whatever happened between two terms."""
+    """Tokens rise, whatever happens between two terms."""
     first = await stage.acquire(stage.old)
     await release(stage, first)
     second = await stage.acquire(stage.new)
     if second.token > first.token:
         return None
-    return f"token {second.token} was given after {first.token}"
+    return f"token {second.token} was issued after {first.token}"
 
 
 async def killed_while_allocating(
     stage: Stage, *, allocate: Callable[[Stage, Connection, Term, ManagedTx], Awaitable[None]]
 ) -> Verdict:
-    """The process dies inside an allocation, and the next owner goes on from what it finds."""
+    """The process dies inside an allocation, and the next owner continues from the stored state."""
     tx = await stage.request()
     old = await stage.acquire(stage.old)
     connection = await stage.connect()
@@ -217,14 +217,14 @@ async def killed_while_allocating(
 
 
 async def retry_after_a_lost_answer(stage: Stage, *, submit: Callable[[Stage], Awaitable[None]]) -> Verdict:
-    """The request was stored, the answer was lost, the caller does what callers do."""
+    """The request was stored, the answer was lost, and the caller retries."""
     await submit(stage)
     await submit(stage)
     count = await stage.admin.fetchval("SELECT count(*) FROM managed_tx")
     return None if count == 1 else f"one request became {count}"
 
 
-# ---- the product's own way where it is more than one statement
+# ---- the product's own code where it is more than one statement
 
 
 async def release(stage: Stage, term: Term) -> None:
@@ -244,7 +244,7 @@ async def allocate_and_die_before_the_commit(
 async def allocate_and_die_after_the_commit(
     stage: Stage, connection: Connection, term: Term, tx: ManagedTx
 ) -> None:
-    """What comes next is another request: this one has its nonce, and keeps it."""
+    """The next owner allocates for another request: this one has its nonce and keeps it."""
     assert await write(connection, term, tx)
     await stage.request(2)
     await stage.kill(connection)

@@ -1,8 +1,8 @@
-"""A stage for schedules on a real PostgreSQL: who holds the lease, who writes, and who waits for whom.
+"""A stage for schedules on a real PostgreSQL: two owners, the lease, and open transactions.
 
-A schedule fixes the interleaving by open transactions. Whether a statement waits is read from the server
-(`pg_blocking_pids`), never guessed from a pause. `write` and `take_over` here are the product's own statements; the
-unsafe ones stand in `mutants.py` and have the same shape.
+A schedule fixes the interleaving by open transactions. It reads from the server whether a statement waits (`pg_blocking_pids`)
+and never guesses it from a pause. `write` and `take_over` here are the product's own statements; the unsafe ones are in
+`mutants.py` and have the same shape.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from fencepost.adapters.postgres.database import Connection, open_pool
-from fencepost.adapters.postgres.lane_arrays import lane_statement
+from fencepost.adapters.postgres.database import Connection, current_history, open_pool
+from fencepost.adapters.postgres.lane_writer import lane_statement
 from fencepost.adapters.postgres.ledger import PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.adapters.postgres.reader import PostgresReader
+from fencepost.adapters.postgres.query_reader import PostgresReader
 from fencepost.application.ports import Clock, Cursor, LaneWrite, NewRequest, TxChange
-from fencepost.domain import managed
+from fencepost.domain import transaction_state
 from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import Attempt, Intent, Kind, ManagedTx, Purpose
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType
+from fencepost.domain.transaction_state import Attempt, Intent, Kind, ManagedTx, Purpose
 from fencepost.runtime.clock import MonotonicClock
 
 PATIENCE_S = 10.0
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process: its node's name, and which start of it."""
+    """A process: the name of its node, and its incarnation."""
 
     node: str
     incarnation: UUID = field(default_factory=uuid4)
@@ -62,7 +62,7 @@ class Stage:
 
     async def ledger(self, owner: Owner, *, clock: Clock | None = None) -> PostgresLedger:
         pool = Pool(await asyncpg.create_pool(self.dsn, min_size=1, max_size=2))
-        self._stack.callback(pool.terminate)
+        self._stack.push_async_callback(pool.terminate)
         return PostgresLedger(
             pool,
             clock=clock or MonotonicClock(),
@@ -73,7 +73,7 @@ class Stage:
         )
 
     async def request(self, value_wei: int = 1, *, signer: Signer = SIGNER) -> ManagedTx:
-        """A request that waits for its nonce."""
+        """Store a request that waits for its nonce."""
         ledger = await self.ledger(self.new)
         await ledger.accept([new_request(value_wei, signer=signer)])
         found = await ledger.find_by_request(signer, f"request-{value_wei}")
@@ -88,7 +88,7 @@ class Stage:
         await self.admin.execute("UPDATE signer_lease SET expires_at = '-infinity'")
 
     async def rows(self) -> list[tuple[Any, ...]]:
-        """What a new owner reads."""
+        """Return what a new owner reads."""
         found = await self.admin.fetch(
             "SELECT tx_id, state, nonce, fencing_token FROM managed_tx ORDER BY seq"
         )
@@ -99,7 +99,7 @@ class Stage:
         return [row["nonce"] for row in found]
 
     async def late_writes(self) -> int:
-        """Journal rows of an older token that the beginning of a newer term did not see."""
+        """Count journal rows of an older token that a newer term did not see when it began."""
         return int(
             await self.admin.fetchval(
                 "SELECT count(*) FROM journal j JOIN lease_term t USING (chain_id, signer)"
@@ -109,17 +109,17 @@ class Stage:
         )
 
     async def gaps(self) -> str | None:
-        """A signer's nonces are exactly start … next-1."""
+        """Check that a signer's nonces are exactly start … next-1; return what is wrong."""
         cursor = await self.admin.fetchrow("SELECT start_nonce, next_nonce FROM signer_nonce_cursor")
         nonces = await self.nonces()
         wanted = [] if cursor is None else list(range(cursor["start_nonce"], cursor["next_nonce"]))
         return None if nonces == wanted else f"nonces are {nonces}, the cursor says {wanted}"
 
     async def waits(self, task: asyncio.Task[Any], *, behind: Connection) -> bool:
-        """True when somebody is blocked by this connection, False when the task has ended without that."""
+        """Return True when this connection blocks another one, False when the task finishes without that."""
         pid = behind.get_server_pid()
 
-        async def blocks_somebody() -> bool:
+        async def is_blocking() -> bool:
             return bool(
                 await self.admin.fetchval(
                     "SELECT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE $1 = ANY (pg_blocking_pids(a.pid)))",
@@ -128,13 +128,13 @@ class Stage:
             )
 
         async def is_settled() -> bool:
-            return task.done() or await blocks_somebody()
+            return task.done() or await is_blocking()
 
         await until(is_settled)
         return not task.done()
 
     async def kill(self, connection: Connection) -> None:
-        """Its client is dead to the server: what was not committed is gone."""
+        """Terminate the connection at the server: uncommitted work is rolled back."""
         pid = connection.get_server_pid()
         await self.admin.execute("SELECT pg_terminate_backend($1)", pid)
 
@@ -148,12 +148,12 @@ class Stage:
 
 
 async def until(happened: Callable[[], Awaitable[object]]) -> None:
-    """Polls what the server says; bounded."""
+    """Poll the server until the condition holds; bounded."""
     for _ in range(int(PATIENCE_S / POLL_S)):
         if await happened():
             return
         await asyncio.sleep(POLL_S)
-    raise AssertionError("it did not happen in time")
+    raise AssertionError("the condition did not hold in time")
 
 
 @asynccontextmanager
@@ -197,14 +197,14 @@ def new_request(value_wei: int, *, signer: Signer = SIGNER, request_id: str | No
     )
 
 
-# ---- the product's own statements, on a connection whose transaction the schedule holds
+# ---- the product's own statements, on a connection whose transaction the schedule controls
 
 Write = Callable[[Connection, Term, ManagedTx], Coroutine[Any, Any, bool]]
 TakeOver = Callable[[Stage, Owner], Coroutine[Any, Any, int | None]]
 
 
 def allocation(tx: ManagedTx, *, nonce: int, before: Cursor | None, term: Term) -> LaneWrite:
-    """What `allocate` commits: nonce, bytes, state, journal and cursor in one."""
+    """Build what `allocate` commits: nonce, bytes, state, journal and cursor in one write."""
     raw = f"{tx.tx_id} at {nonce}".encode()
     attempt = Attempt(
         number=1,
@@ -214,7 +214,7 @@ def allocation(tx: ManagedTx, *, nonce: int, before: Cursor | None, term: Term) 
         fees=Fees(fee_cap_wei=2, tip_wei=1),
         signed=SignedTx(raw=raw, hash=TxHash("0x" + hashlib.sha256(raw).hexdigest())),
     )
-    step = managed.allocated(tx, nonce, attempt)
+    step = transaction_state.assign_nonce(tx, nonce, attempt)
     return LaneWrite(
         term=term,
         changes=(TxChange(before=tx, after=step.tx, entries=step.entries),),
@@ -224,7 +224,7 @@ def allocation(tx: ManagedTx, *, nonce: int, before: Cursor | None, term: Term) 
 
 
 async def commit_lanes(connection: Connection, write: LaneWrite) -> tuple[bool, bool]:
-    """(lease_ok, applied) of the one fenced statement."""
+    """Run the fenced statement; return (lease_ok, applied)."""
     statement, arguments = lane_statement([write], now_s=0.0, node="a test's node")
     row = await connection.fetchrow(statement, *arguments)
     return (False, False) if row is None or row["applied"] is None else (True, row["applied"])
@@ -241,11 +241,19 @@ async def take_over(stage: Stage, owner: Owner) -> int | None:
 
 
 async def acquire_statements(connection: Connection, owner: Owner) -> int | None:
-    """What `PostgresLedger.acquire` runs, in a transaction that the schedule holds open."""
+    """Run the statements of `PostgresLedger.acquire` in a transaction that the schedule holds open."""
     signers = [SIGNER.chain_id], [SIGNER.address]
     await connection.execute(sql("lease_insert_missing"), *signers)
+    history = await current_history(connection)
     token: int | None = await connection.fetchval(
-        sql("lease_acquire"), *signers, owner.node, owner.incarnation, LEASE_S, 0.0, column=2
+        sql("lease_acquire"),
+        *signers,
+        owner.node,
+        owner.incarnation,
+        LEASE_S,
+        0.0,
+        history.number,
+        column=2,
     )
     if token is not None:
         await connection.execute(sql("lease_record_terms"), *signers, owner.incarnation)

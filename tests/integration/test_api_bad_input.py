@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fix_api import SOMEBODY, Door
+from fixtures.api import RECEIVER, ApiServer
 
 JSON = {"Content-Type": "application/json"}
 UNSET = object()
 
-# What is changed in a good request, and the code and field that it gets.
+# The change to a valid request, and the error code and field that follow.
 BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (
         "wrong checksum",
@@ -36,7 +36,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chain as text", {"chainId": "31337"}, "field_invalid", "chainId"),
     ("chain far too large", {"chainId": 10**30}, "number_out_of_range", "chainId"),
     ("unknown field", {"nonce": 7}, "field_unknown", "nonce"),
-    ("unknown field of the payload", {"payload.from": SOMEBODY}, "field_unknown", "payload.from"),
+    ("unknown field of the payload", {"payload.from": RECEIVER}, "field_unknown", "payload.from"),
     ("no payload", {"payload": UNSET}, "field_missing", "payload"),
     ("payload is a list", {"payload": []}, "field_invalid", "payload"),
     ("negative value", {"payload.value": -1}, "number_out_of_range", "payload.value"),
@@ -73,13 +73,13 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     ),
     (
         "access list for type 0",
-        {"payload.accessList": [{"address": SOMEBODY}], "payload.type": 0},
+        {"payload.accessList": [{"address": RECEIVER}], "payload.type": 0},
         "field_invalid",
         "payload.accessList",
     ),
     (
         "short storage key",
-        {"payload.accessList": [{"address": SOMEBODY, "storageKeys": ["0x01"]}]},
+        {"payload.accessList": [{"address": RECEIVER, "storageKeys": ["0x01"]}]},
         "field_invalid",
         "payload.accessList[0].storageKeys[0]",
     ),
@@ -110,6 +110,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("requestId with a NUL", {"requestId": "a\0b"}, "field_invalid", "requestId"),
     ("requestId with a line break", {"requestId": "a\nb"}, "field_invalid", "requestId"),
     ("the past", {"validUntil": "2020-01-01T00:00:00Z"}, "field_invalid", "validUntil"),
+    ("the end of the calendar", {"validUntil": "9999-12-31T23:59:59Z"}, "field_invalid", "validUntil"),
     ("a time without a zone", {"validUntil": "2099-01-01T00:00:00"}, "field_invalid", "validUntil"),
     ("too many tags", {"tags": [str(number) for number in range(21)]}, "field_invalid", "tags"),
     ("a tag with a NUL", {"tags": ["\0"]}, "field_invalid", "tags"),
@@ -131,17 +132,17 @@ def spoilt(good: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-async def test_every_bad_request_gets_its_own_answer_and_stores_nothing(door: Door) -> None:
+async def test_every_bad_request_gets_its_own_problem_and_stores_nothing(api: ApiServer) -> None:
     for what, changes, code, field in BAD:
-        answer = await door.post("/tx", spoilt(door.transfer("bad"), changes))
+        answer = await api.post("/tx", spoilt(api.transfer("bad"), changes))
         expected = 422 if code == "signer_unknown" else 400
         assert answer.problem == (expected, code, field), (what, answer)
     deep: Any = 1
     for _ in range(40):
         deep = [deep]
-    nested = spoilt(door.transfer("bad"), {"payload.method": "f(uint8)", "payload.args": [deep]})
-    assert (await door.post("/tx", nested)).problem == (400, "json_too_deep", "payload.args")
-    assert (await door.get("/tx")).json == {"items": [], "next": None}
+    nested = spoilt(api.transfer("bad"), {"payload.method": "f(uint8)", "payload.args": [deep]})
+    assert (await api.post("/tx", nested)).problem == (400, "json_too_deep", "payload.args")
+    assert (await api.get("/tx")).json == {"items": [], "next": None}
 
 
 GOOD_PAYLOAD = b'{"payload": {"to": "0x' + b"5e" * 20 + b'"}}'
@@ -149,20 +150,20 @@ MALFORMED = [b"", b"{", b"nonsense", b'{"signer": "\xff"}', GOOD_PAYLOAD + b" {}
 
 
 @pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:12]))
-async def test_what_is_not_json_is_said_to_be_so(door: Door, body: bytes) -> None:
-    answer = await door.send("POST", "/tx", data=body, headers=JSON)
+async def test_a_body_that_is_not_json_is_rejected(api: ApiServer, body: bytes) -> None:
+    answer = await api.send("POST", "/tx", data=body, headers=JSON)
     assert answer.problem == (400, "json_malformed", None)
 
 
-async def test_a_bottomless_body_is_refused(door: Door) -> None:
+async def test_an_absurdly_nested_body_is_rejected(api: ApiServer) -> None:
     bottomless = b'{"payload": {"args": ' + b"[" * 200_000
-    answer = await door.send("POST", "/tx", data=bottomless, headers=JSON)
+    answer = await api.send("POST", "/tx", data=bottomless, headers=JSON)
     assert answer.problem[:2] == (400, "json_too_deep")
 
 
-async def test_a_body_that_is_too_large_is_refused(door: Door) -> None:
+async def test_a_body_that_is_too_large_is_rejected(api: ApiServer) -> None:
     over = b'{"x": "' + b"a" * (1024 * 1024) + b'"}'
-    assert (await door.send("POST", "/tx", data=BytesIO(over), headers=JSON)).problem[:2] == (
+    assert (await api.send("POST", "/tx", data=BytesIO(over), headers=JSON)).problem[:2] == (
         413,
         "body_too_large",
     )
@@ -171,48 +172,48 @@ async def test_a_body_that_is_too_large_is_refused(door: Door) -> None:
         for _ in range(20):
             yield b" " * 64 * 1024
 
-    chunked = await door.send("POST", "/tx", data=in_parts(), headers=JSON)
+    chunked = await api.send("POST", "/tx", data=in_parts(), headers=JSON)
     assert chunked.problem[:2] == (413, "body_too_large")
     batch = b'{"requests": ["' + b"a" * (2 * 1024 * 1024) + b'"]}'
-    allowed = await door.send("POST", "/tx/batch", data=BytesIO(batch), headers=JSON)
+    allowed = await api.send("POST", "/tx/batch", data=BytesIO(batch), headers=JSON)
     assert (allowed.status, allowed.json["results"][0]["status"]) == (200, 400)
     far_over = b'{"requests": ["' + b"a" * (8 * 1024 * 1024) + b'"]}'
-    refused = await door.send("POST", "/tx/batch", data=BytesIO(far_over), headers=JSON)
+    refused = await api.send("POST", "/tx/batch", data=BytesIO(far_over), headers=JSON)
     assert refused.problem[:2] == (413, "body_too_large")
 
 
-async def test_another_media_type_path_or_method_is_refused(door: Door) -> None:
-    plain = await door.send("POST", "/tx", data=b"{}", headers={"Content-Type": "text/plain"})
+async def test_an_unknown_media_type_path_or_method_is_rejected(api: ApiServer) -> None:
+    plain = await api.send("POST", "/tx", data=b"{}", headers={"Content-Type": "text/plain"})
     assert plain.problem[:2] == (415, "media_type")
-    assert (await door.get("/nothing")).problem[:2] == (404, "not_found")
-    wrong = await door.send("DELETE", "/tx")
+    assert (await api.get("/nothing")).problem[:2] == (404, "not_found")
+    wrong = await api.send("DELETE", "/tx")
     assert wrong.problem[:2] == (405, "method_not_allowed")
     assert set(wrong.headers["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
-async def test_waiting_is_bounded_and_checked(door: Door) -> None:
+async def test_the_wait_time_is_bounded_and_validated(api: ApiServer) -> None:
     for query in (
         {"wait": "forever"},
         {"wait": "mined", "timeout": 121},
         {"timeout": -1},
         {"timeout": "nan"},
     ):
-        answer = await door.post("/tx", door.transfer(), **query)
+        answer = await api.post("/tx", api.transfer(), **query)
         assert answer.problem[:2] == (400, "query_invalid"), query
-    assert (await door.get("/tx")).json["items"] == []
+    assert (await api.get("/tx")).json["items"] == []
 
 
-async def test_a_page_of_another_place_is_turned_away_while_there_are_no_keys(door: Door) -> None:
-    foreign = await door.post("/tx", door.transfer(), headers={"Origin": "https://elsewhere.example"})
+async def test_a_browser_page_of_another_origin_is_rejected_while_there_are_no_keys(api: ApiServer) -> None:
+    foreign = await api.post("/tx", api.transfer(), headers={"Origin": "https://other.example"})
     assert foreign.problem[:2] == (403, "origin_refused")
-    rebound = await door.send("GET", "/tx", headers={"Host": "elsewhere.example"})
+    rebound = await api.send("GET", "/tx", headers={"Host": "other.example"})
     assert rebound.problem[:2] == (403, "origin_refused")
-    own = await door.send("GET", "/tx", headers={"Origin": door.url})
+    own = await api.send("GET", "/tx", headers={"Origin": api.url})
     assert own.status == 200
 
 
-async def test_the_openapi_document_and_the_docs_page(door: Door) -> None:
-    document = (await door.get("//openapi.json")).json
+async def test_the_openapi_document_and_the_docs_page_are_served(api: ApiServer) -> None:
+    document = (await api.get("//openapi.json")).json
     assert document["openapi"] == "3.1.0"
     operations = {(method, path) for path, methods in document["paths"].items() for method in methods}
     for method, path in [
@@ -229,10 +230,10 @@ async def test_the_openapi_document_and_the_docs_page(door: Door) -> None:
     names = set(document["components"]["schemas"])
     used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert used <= names
-    async with aiohttp.ClientSession() as session, session.get(f"{door.url}/docs") as response:
+    async with aiohttp.ClientSession() as session, session.get(f"{api.url}/docs") as response:
         page = await response.text()
     assert response.status == 200
     assert "/api/v1/tx/batch" in page
     assert "<script" not in page
-    assert "http://" not in page.replace(door.url, "")
+    assert "http://" not in page.replace(api.url, "")
     assert "https://" not in page

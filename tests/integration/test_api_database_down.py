@@ -1,4 +1,4 @@
-"""The database is away: 503 with Retry-After, nothing half-accepted; what got a 202 is there afterwards."""
+"""The database is unavailable: 503 with Retry-After and nothing half-accepted; a request that got 202 is stored."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
 
-from fix_anvil import TestChain
-from fix_api import open_door
+from fixtures.anvil import TestChain
+from fixtures.api import open_api
 
 
 @dataclass(slots=True)
 class Cable:
-    """A line to PostgreSQL that can be cut and mended."""
+    """A connection to PostgreSQL that can be cut and restored."""
 
     host: str
     port: int
     whole: bool = True
+    _silent: set[asyncio.StreamWriter] = field(default_factory=set)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,9 +44,15 @@ class Cable:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while part := await reader.read(65536):
+                if writer in self._silent:
+                    continue
                 writer.write(part)
                 await writer.drain()
         writer.transport.abort()
+
+    def silence(self) -> None:
+        """Drop everything on the current connections; new connections work."""
+        self._silent |= self._writers
 
     def cut(self) -> None:
         self.whole = False
@@ -68,28 +75,30 @@ async def cabled(dsn: str) -> AsyncIterator[tuple[Cable, str]]:
         server.close()
 
 
-async def test_503_while_it_is_away_and_nothing_half_accepted(dsn: str, anvil: TestChain) -> None:
+async def test_an_unavailable_database_gives_503_and_nothing_half_accepted(
+    dsn: str, anvil: TestChain
+) -> None:
     async with (
         cabled(dsn) as (cable, through),
-        open_door(through, anvil, database__connect_timeout="1s") as door,
+        open_api(through, anvil, database__connect_timeout="1s") as api,
     ):
-        kept = await door.post("/tx", door.transfer("before"))
+        kept = await api.post("/tx", api.transfer("before"))
         assert kept.status == 202
         cable.cut()
         for _ in range(3):
-            refused = await door.post("/tx", door.transfer("while"))
+            refused = await api.post("/tx", api.transfer("while"))
             assert refused.problem[:2] == (503, "database_unavailable")
             assert int(refused.headers["Retry-After"]) >= 1
-        assert (await door.get("/tx")).problem[:2] == (503, "database_unavailable")
-        assert (await door.get("//readyz")).problem[:2] == (503, "database_unavailable")
-        assert (await door.get("//healthz")).status == 200
+        assert (await api.get("/tx")).problem[:2] == (503, "database_unavailable")
+        assert (await api.get("//readyz")).problem[:2] == (503, "database_unavailable")
+        assert (await api.get("//healthz")).status == 200
         direct = await asyncpg.connect(dsn)
         rows = await direct.fetch("SELECT request_id FROM managed_tx")
         await direct.close()
         assert [row["request_id"] for row in rows] == ["before"]
         cable.whole = True
-        done = await door.get(f"/tx/{kept.json['txId']}", wait="confirmed", timeout=60)
+        done = await api.get(f"/tx/{kept.json['txId']}", wait="confirmed", timeout=60)
         assert done.json["state"] == "CONFIRMED"
-        again = await door.post("/tx", door.transfer("while"), wait="confirmed", timeout=60)
+        again = await api.post("/tx", api.transfer("while"), wait="confirmed", timeout=60)
         assert again.json["state"] == "CONFIRMED"
-        assert len(await anvil.mined_from(door.signers[0])) == 2
+        assert len(await anvil.mined_from(api.signers[0])) == 2

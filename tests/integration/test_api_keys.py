@@ -1,40 +1,43 @@
-"""Who may do what: keys, scopes, signers, rates, and a row of audit for each thing that people do."""
+"""API keys: scopes, signers, rates, and an audit row for each operator action."""
 
 from __future__ import annotations
 
+import asyncio
 from uuid import uuid4
 
 import pytest
 
-from fencepost.api import gate, require_keys
-from fencepost.application.api_keys import Scope, mint
+from fencepost.api import auth, require_keys
+from fencepost.application.api_keys import RevokeOutcome, Scope, mint
 from fencepost.errors import SettingError
-from fix_anvil import TestChain
-from fix_api import Door, open_door
-from fix_core import eventually
+from fixtures.anvil import TestChain
+from fixtures.api import ApiServer, open_api
+from fixtures.core import eventually
 
 
-def test_without_keys_only_a_loopback_address_may_be_served() -> None:
+def test_without_keys_only_a_loopback_address_is_served() -> None:
     for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1", "[::1]"):
-        assert require_keys(host, False) is False
-        assert require_keys(host, True) is True
+        assert require_keys(host, auth="open", keys_exist=False) is False
+        assert require_keys(host, auth="open", keys_exist=True) is True
+        assert require_keys(host, auth="required", keys_exist=False) is True
     for host in ("0.0.0.0", "10.0.0.1", "::", "node-1.example", "128.0.0.1", "localhost.example"):  # noqa: S104 - it is what must be refused
-        assert require_keys(host, True) is True
+        assert require_keys(host, auth="open", keys_exist=True) is True
+        assert require_keys(host, auth="required", keys_exist=False) is True
         with pytest.raises(SettingError, match="API key"):
-            require_keys(host, False)
+            require_keys(host, auth="open", keys_exist=False)
 
 
-async def test_from_the_first_key_on_every_call_needs_one(door: Door) -> None:
-    assert (await door.get("/tx")).status == 200
-    token = await door.key(Scope.TX_READ)
-    keyed = door.with_token(token)
+async def test_every_call_needs_a_key_once_the_first_key_exists(api: ApiServer) -> None:
+    assert (await api.get("/tx")).status == 200
+    token = await api.key(Scope.TX_READ)
+    keyed = api.with_token(token)
     assert (await keyed.get("/tx")).status == 200
 
     async def refused() -> bool:
-        return (await door.get("/tx")).status == 401
+        return (await api.get("/tx")).status == 401
 
-    await eventually(refused, within_s=20 * gate.REMEMBER_S)  # that there are none is believed for a moment
-    missing = await door.get("/tx")
+    await eventually(refused, within_s=20 * auth.KEY_CACHE_S)  # the absence of keys is cached for a moment
+    missing = await api.get("/tx")
     assert missing.problem[:2] == (401, "key_missing")
     assert missing.headers["WWW-Authenticate"].startswith("Bearer")
     key_id = token.split("_")[1]
@@ -46,37 +49,105 @@ async def test_from_the_first_key_on_every_call_needs_one(door: Door) -> None:
         "fp__",
         "é",
     ):
-        assert (await door.with_token(wrong).get("/tx")).problem[:2] == (401, "key_invalid"), wrong
+        assert (await api.with_token(wrong).get("/tx")).problem[:2] == (401, "key_invalid"), wrong
     for path in ("//healthz", "//readyz", "//version", "//openapi.json"):
-        assert (await door.get(path)).status == 200, path
+        assert (await api.get(path)).status == 200, path
 
 
-async def test_only_a_hash_of_a_key_is_stored_and_a_revoked_key_opens_nothing(door: Door) -> None:
+async def test_only_the_hash_of_a_key_is_stored_and_a_revoked_key_is_rejected(api: ApiServer) -> None:
     new, token = mint("short-lived", scopes=frozenset({Scope.ADMIN}))
     secret = token.split("_", 2)[2]
     assert len(secret) == 43
-    await door.services.keys.add(new, actor="a test")
-    row = await door.running.pool.fetchrow("SELECT * FROM api_key")
+    await api.services.keys.add(new, actor="a test")
+    row = await api.running.pool.fetchrow("SELECT * FROM api_key")
     assert row is not None
     assert secret not in str(dict(row))
-    keyed = door.with_token(token)
+    keyed = api.with_token(token)
     assert (await keyed.get("/tx")).status == 200
-    assert await door.services.keys.revoke(new.id, actor="a test")
-    assert not await door.services.keys.revoke(new.id, actor="a test")
+    assert await api.services.keys.revoke(new.id, actor="a test", force=True) == "revoked"
+    assert await api.services.keys.revoke(new.id, actor="a test", force=True) == "unknown"
 
     async def refused() -> bool:
         return (await keyed.get("/tx")).status != 200
 
-    await eventually(refused, within_s=20 * gate.REMEMBER_S)
+    await eventually(refused, within_s=20 * auth.KEY_CACHE_S)
     assert (await keyed.get("/tx")).problem[:2] == (401, "key_invalid")
-    actions = await door.running.pool.fetch("SELECT action, actor FROM audit ORDER BY id")
+    actions = await api.running.pool.fetch("SELECT action, actor FROM audit ORDER BY id")
     assert [tuple(row) for row in actions] == [("key.create", "a test"), ("key.revoke", "a test")]
 
 
-async def test_a_scope_allows_what_it_says_and_no_more(door: Door) -> None:
-    admin = door.with_token(await door.key(Scope.ADMIN))
-    tx = (await admin.post("/tx", door.transfer("scoped"), wait="confirmed", timeout=60)).json
-    signer = door.signers[0]
+async def test_a_node_still_requires_keys_after_its_last_key_is_revoked(dsn: str, anvil: TestChain) -> None:
+    async with open_api(dsn, anvil) as api:
+        assert (await api.get("/tx")).status == 200  # no keys required: none was ever created
+        new, _ = mint("only one", scopes=frozenset({Scope.TX_READ}))
+        await api.services.keys.add(new, actor="a test")
+
+        async def closed() -> bool:
+            return (await api.get("/tx")).status == 401
+
+        await eventually(closed, within_s=20 * auth.KEY_CACHE_S)
+        assert await api.services.keys.revoke(new.id, actor="a test") == "revoked"
+        await asyncio.sleep(1.5 * auth.KEY_CACHE_S)  # the cache from before the revocation has expired
+        assert (await api.get("/tx")).problem[:2] == (401, "key_missing")
+    async with open_api(dsn, anvil) as api:  # a new process reads it from the database
+        assert (await api.get("/tx")).problem[:2] == (401, "key_missing")
+
+
+async def test_with_auth_required_the_first_call_needs_a_key(dsn: str, anvil: TestChain) -> None:
+    async with open_api(dsn, anvil, api__auth="required") as api:
+        assert (await api.get("/tx")).problem[:2] == (401, "key_missing")
+        assert (await api.post("//rpc", {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"})).status == 401
+        assert (await api.get("//healthz")).status == 200
+        assert (await api.with_token(await api.key(Scope.TX_READ)).get("/tx")).status == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Forwarded",
+        "X-Forwarded-For",
+        "x-forwarded-anything",
+        "X-Forwarded",
+        "X_Forwarded_For",
+        "X-Real-IP",
+        "Via",
+        "CF-Connecting-IP",
+        "X-Original-Forwarded-For",
+    ],
+)
+async def test_a_node_without_keys_rejects_proxied_requests(api: ApiServer, header: str) -> None:
+    came = {header: "203.0.113.7"}
+    refused = await api.send("GET", "/tx", headers=came)
+    assert refused.problem[:2] == (403, "proxy_refused")
+    assert header.lower() in refused.json["detail"]
+    assert "fencepost keys create" in refused.json["hint"]
+    posted = await api.post("/tx", api.transfer("proxied"), headers=came)
+    assert posted.problem[:2] == (403, "proxy_refused")
+    keyed = api.with_token(await api.key(Scope.TX_READ))
+    assert (await keyed.send("GET", "/tx", headers=came)).status == 200
+
+
+async def test_the_last_admin_key_is_revoked_only_by_force(api: ApiServer) -> None:
+    keys = api.services.keys
+    full = [mint(f"admin {number}", scopes=frozenset({Scope.ADMIN}))[0] for number in range(2)]
+    narrow = mint("narrow", scopes=frozenset({Scope.ADMIN}), signers=frozenset({api.signers[0]}))[0]
+    reads = mint("reads", scopes=frozenset({Scope.TX_READ}))[0]
+    for key in (*full, narrow, reads):
+        await keys.add(key, actor="a test")
+    outcomes = await asyncio.gather(*(keys.revoke(key.id, actor="a test") for key in full))
+    assert sorted(outcomes) == ["last_admin", "revoked"]
+    left = full[outcomes.index(RevokeOutcome.LAST_ADMIN)]
+    assert await keys.revoke(narrow.id, actor="a test") == "revoked"
+    assert await keys.revoke(reads.id, actor="a test") == "revoked"
+    assert await keys.revoke(left.id, actor="a test") == "last_admin"
+    assert await keys.revoke(left.id, actor="a test", force=True) == "revoked"
+    assert await keys.revoke("0" * 16, actor="a test") == "unknown"
+
+
+async def test_a_scope_allows_only_its_own_operations(api: ApiServer) -> None:
+    admin = api.with_token(await api.key(Scope.ADMIN))
+    tx = (await admin.post("/tx", api.transfer("scoped"), wait="confirmed", timeout=60)).json
+    signer = api.signers[0]
     nowhere = uuid4()
     calls = {
         "read": ("GET", f"/tx/{tx['txId']}"),
@@ -93,7 +164,7 @@ async def test_a_scope_allows_what_it_says_and_no_more(door: Door) -> None:
         Scope.ADMIN: set(calls),
     }
     for scope, may in allowed.items():
-        keyed = door.with_token(await door.key(scope))
+        keyed = api.with_token(await api.key(scope))
         for name, (method, path) in calls.items():
             answer = await keyed.send(method, path)
             if name in may:
@@ -102,14 +173,14 @@ async def test_a_scope_allows_what_it_says_and_no_more(door: Door) -> None:
                 assert answer.problem[:2] == (403, "scope_missing"), (scope, name, answer)
 
 
-async def test_a_key_for_some_signers_sees_and_uses_only_those(door: Door) -> None:
-    own, other = door.signers[:2]
-    admin = door.with_token(await door.key(Scope.ADMIN))
-    mine = (await admin.post("/tx", door.transfer("o", signer=own), wait="confirmed", timeout=60)).json
-    theirs = (await admin.post("/tx", door.transfer("o", signer=other), wait="confirmed", timeout=60)).json
-    keyed = door.with_token(await door.key(Scope.TX_WRITE, Scope.OPERATOR, signers=frozenset({own})))
-    assert (await keyed.post("/tx", door.transfer("p", signer=own))).status == 202
-    assert (await keyed.post("/tx", door.transfer("p", signer=other))).problem[:2] == (
+async def test_a_key_for_some_signers_sees_and_uses_only_those(api: ApiServer) -> None:
+    own, other = api.signers[:2]
+    admin = api.with_token(await api.key(Scope.ADMIN))
+    mine = (await admin.post("/tx", api.transfer("o", signer=own), wait="confirmed", timeout=60)).json
+    theirs = (await admin.post("/tx", api.transfer("o", signer=other), wait="confirmed", timeout=60)).json
+    keyed = api.with_token(await api.key(Scope.TX_WRITE, Scope.OPERATOR, signers=frozenset({own})))
+    assert (await keyed.post("/tx", api.transfer("p", signer=own))).status == 202
+    assert (await keyed.post("/tx", api.transfer("p", signer=other))).problem[:2] == (
         403,
         "signer_forbidden",
     )
@@ -125,29 +196,29 @@ async def test_a_key_for_some_signers_sees_and_uses_only_those(door: Door) -> No
     assert [item["address"] for item in (await keyed.get("/signers")).json["items"]] == [own]
 
 
-async def test_a_key_has_its_rate_and_a_batch_counts_as_many(door: Door) -> None:
-    slow = door.with_token(await door.key(Scope.TX_READ, rate_per_s=0.5))
+async def test_a_key_has_a_rate_limit_and_a_batch_counts_per_item(api: ApiServer) -> None:
+    slow = api.with_token(await api.key(Scope.TX_READ, rate_per_s=0.5))
     assert (await slow.get("/tx")).status == 200
     limited = await slow.get("/tx")
     assert limited.problem[:2] == (429, "rate_limited")
     assert 1 <= int(limited.headers["Retry-After"]) <= 2
-    writer = door.with_token(await door.key(Scope.TX_WRITE, rate_per_s=20))
-    batch = {"requests": [door.transfer(f"r-{number}") for number in range(60)]}
+    writer = api.with_token(await api.key(Scope.TX_WRITE, rate_per_s=20))
+    batch = {"requests": [api.transfer(f"r-{number}") for number in range(60)]}
     assert (await writer.post("/tx/batch", batch)).status == 200
     in_debt = await writer.get("/tx")
     assert in_debt.problem[:2] == (429, "rate_limited")
     assert int(in_debt.headers["Retry-After"]) >= 2
-    assert (await door.with_token(await door.key(Scope.TX_READ)).get("/tx")).status == 200
+    assert (await api.with_token(await api.key(Scope.TX_READ)).get("/tx")).status == 200
 
 
-async def test_what_people_do_is_written_down_with_who_and_why(dsn: str, anvil: TestChain) -> None:
-    async with open_door(dsn, anvil) as door:
-        token = await door.key(Scope.OPERATOR, name="night shift")
-        keyed, signer = door.with_token(token), door.signers[0]
+async def test_operator_actions_are_recorded_with_author_and_reason(dsn: str, anvil: TestChain) -> None:
+    async with open_api(dsn, anvil) as api:
+        token = await api.key(Scope.OPERATOR, name="night shift")
+        keyed, signer = api.with_token(token), api.signers[0]
         body = {"reason": "planned work", "by": "Ada"}
         answer = await keyed.post(f"/signers/{signer}/pause", body, timeout=60)
         assert answer.json["askedBy"] == "Ada (night shift)"
-        row = await door.running.pool.fetchrow("SELECT * FROM audit WHERE action = 'signer.pause'")
+        row = await api.running.pool.fetchrow("SELECT * FROM audit WHERE action = 'signer.pause'")
         assert row is not None
         assert (row["actor"], row["key_id"], row["signer"]) == (
             "Ada (night shift)",
@@ -155,4 +226,4 @@ async def test_what_people_do_is_written_down_with_who_and_why(dsn: str, anvil: 
             signer,
         )
         assert (row["reason"], str(row["command_id"])) == ("planned work", answer.json["commandId"])
-        assert row["node"] == door.running.node.name
+        assert row["node"] == api.running.node.name

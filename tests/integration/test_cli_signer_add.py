@@ -1,4 +1,4 @@
-"""`fencepost signer add`: a key gets into the key file of this machine, and nowhere else."""
+"""`fencepost signer add` writes a key only to the key file of this machine."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def test_a_typed_key_is_added_once_and_never_shown(tmp_path: Path) -> None:
     assert len(load_key_file(path).addresses()) == 2
 
 
-def test_a_new_key_can_be_made(tmp_path: Path) -> None:
+def test_a_new_key_can_be_generated(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     result = CliRunner().invoke(signer, ["add", "--generate", "--json", f"--set=keys.file={path}"])
     assert json.loads(result.output)["address"] in load_key_file(path).addresses()
 
 
 @pytest.mark.parametrize("typed", ["nonsense", "00" * 32, "11" * 31])
-def test_what_is_no_key_changes_nothing(tmp_path: Path, typed: str) -> None:
+def test_an_invalid_key_changes_nothing(tmp_path: Path, typed: str) -> None:
     path = tmp_path / "keys"
     result = CliRunner().invoke(signer, ["add", f"--set=keys.file={path}"], input=f"{typed}\n")
     assert isinstance(result.exception, SettingError)
     assert not path.exists()
 
 
-def test_without_a_file_it_says_what_to_do() -> None:
+def test_without_a_key_file_the_error_says_what_to_do() -> None:
     result = CliRunner().invoke(signer, ["add", "--generate"])
     assert isinstance(result.exception, SettingError)
     assert "keys.file" in str(result.exception)

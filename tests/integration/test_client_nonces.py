@@ -1,4 +1,4 @@
-"""Nonces through both kinds of client and the command, from a real node that gives them, over good and bad networks."""
+"""The nonce service through both clients and the command line, over good and bad networks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import pytest_asyncio
 
 from fencepost.client import NoncesOut, NonceStatusOut, errors
-from fix_anvil import TestChain
-from fix_client import Caller, caller_of, line_to, node_at, run_fencepost
-from fix_core import eventually
+from fixtures.anvil import TestChain
+from fixtures.client import Caller, caller_of, line_to, node_at, run_fencepost
+from fixtures.core import eventually
 
 KINDS = ["blocking", "awaited"]
-SOMEBODY = "0x" + "5e" * 20
+RECEIVER = "0x" + "5e" * 20
 SENDER = 5  # an account of the chain without a key at the node
 ONE, OTHER = "0x" + "11" * 32, "0x" + "22" * 32
 
@@ -38,7 +38,7 @@ async def call(request: pytest.FixtureRequest, node_url: str) -> AsyncIterator[C
         yield caller
 
 
-async def test_nonces_are_held_marked_closed_and_given_again(
+async def test_nonces_are_held_marked_closed_and_issued_again(
     call: Caller, anvil: TestChain, sender: str
 ) -> None:
     begin = await anvil.nonce(sender)
@@ -46,7 +46,7 @@ async def test_nonces_are_held_marked_closed_and_given_again(
     assert (held.signer, held.chain_id) == (sender, 31337)
     sent, done, back = held.items
     assert [sent.nonce, done.nonce, back.nonce] == [begin, begin + 1, begin + 2]
-    tx = {"from": sender, "to": SOMEBODY, "value": "0x1", "nonce": hex(sent.nonce)}
+    tx = {"from": sender, "to": RECEIVER, "value": "0x1", "nonce": hex(sent.nonce)}
     tx_hash = str(await anvil.call("eth_sendTransaction", tx))
     await call("mark_submitted", sender, sent.nonce, token=sent.token, tx_hash=tx_hash)
     assert await call("mark_used", sender, done.nonce, token=done.token) == done
@@ -65,7 +65,7 @@ async def test_nonces_are_held_marked_closed_and_given_again(
     assert again.token != back.token
 
 
-async def test_refusals_come_as_exceptions_with_their_codes(call: Caller, sender: str) -> None:
+async def test_rejections_are_raised_as_exceptions_with_their_codes(call: Caller, sender: str) -> None:
     (held,) = (await call("allocate_nonces", sender)).items
     await call("mark_submitted", sender, held.nonce, token=held.token, tx_hash=ONE)
     refused: list[tuple[str, str, dict[str, Any]]] = [
@@ -83,11 +83,11 @@ async def test_refusals_come_as_exceptions_with_their_codes(call: Caller, sender
     with pytest.raises(errors.BadRequest):
         await call("mark_used", sender, -1, token=held.token)
     with pytest.raises(errors.NotFound):
-        await call("nonce_status", SOMEBODY)
+        await call("nonce_status", RECEIVER)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_allocation_whose_answer_is_lost_is_told_and_a_mark_is_repeated(
+async def test_an_allocation_with_a_lost_answer_is_reported_and_a_mark_is_repeated(
     kind: str, node_url: str, sender: str
 ) -> None:
     async with line_to(node_url) as (line, url), caller_of(kind, url) as call:
@@ -113,11 +113,11 @@ async def test_an_allocation_whose_answer_is_lost_is_told_and_a_mark_is_repeated
 
 async def test_the_command_holds_and_marks_nonces(node_url: str, sender: str, tmp_path: Path) -> None:
     async def run(*arguments: str, code: int = 0) -> tuple[str, str]:
-        status, out, told = await run_fencepost(
+        status, out, shown = await run_fencepost(
             "nonce", *arguments, env={"FENCEPOST_URL": node_url}, cwd=tmp_path
         )
-        assert status == code, (status, out, told)
-        return out, told
+        assert status == code, (status, out, shown)
+        return out, shown
 
     out, _ = await run("allocate", sender, "--count=3", "--hold-for=1m", "--json")
     first, second, third = json.loads(out)["items"]
@@ -131,16 +131,16 @@ async def test_the_command_holds_and_marks_nonces(node_url: str, sender: str, tm
     assert json.loads(out) == second
     await run("recyclable", *hold(third))
     out, _ = await run("status", sender)
-    told = {line[:11].strip(): line[11:].strip() for line in out.splitlines()}
-    assert (told["held"], told["submitted"], told["consumed"]) == ("0, of 0 the time is over", "1", "1")
-    assert told["released"] == f"1, {third['nonce']} is given next"
+    shown = {line[:11].strip(): line[11:].strip() for line in out.splitlines()}
+    assert (shown["held"], shown["submitted"], shown["consumed"]) == ("0, 0 of them expired", "1", "1")
+    assert shown["released"] == f"1; {third['nonce']} is allocated next"
     out, _ = await run("allocate", sender)
     assert out.splitlines()[1].split()[0] == str(third["nonce"])
 
-    _, told_why = await run("recyclable", *hold(first), code=1)
-    assert "has another transaction" in told_why
+    _, reason_text = await run("recyclable", *hold(first), code=1)
+    assert "Another transaction uses the nonce" in reason_text
     await run("used", sender, str(second["nonce"]), "--token", "0" * 32, code=1)
-    await run("status", SOMEBODY, "--json", code=1)
+    await run("status", RECEIVER, "--json", code=1)
     await run("used", sender, "0", code=2)
     await run("used", sender, "0", "--token=mine", code=2)
     await run("allocate", sender, "--count=0", code=2)

@@ -1,4 +1,4 @@
-"""The pool: what is told to a person when it can't be had, and what every connection of it is held to."""
+"""The connection pool: error messages when it cannot open, and the limits of every connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fencepost.adapters.postgres.database import (
     identify,
     require_supported,
 )
-from fencepost.adapters.postgres.ledger import PostgresLedger
+from fencepost.adapters.postgres.ledger import FORGET_TERMS_EVERY, MAX_TERMS_KEPT, PostgresLedger
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.dev.postgres import EmbeddedPostgres
 from fencepost.errors import DatabaseUnusable
@@ -52,38 +52,36 @@ def changed(
     )
 
 
-# ---- it can't be had
+# ---- the pool cannot open
 
 
-async def test_a_wrong_password_is_named(postgres: EmbeddedPostgres) -> None:
-    assert "refuses this user or password" in await refusal(changed(postgres.tcp_dsn, user="fencepost"))
+async def test_a_wrong_password_is_reported(postgres: EmbeddedPostgres) -> None:
+    assert "rejected the user or password" in await refusal(changed(postgres.tcp_dsn, user="fencepost"))
 
 
-async def test_an_unknown_user_is_named(postgres: EmbeddedPostgres) -> None:
-    assert "refuses this user or password" in await refusal(changed(postgres.tcp_dsn, user="nobody_we_know"))
+async def test_an_unknown_user_is_reported(postgres: EmbeddedPostgres) -> None:
+    assert "rejected the user or password" in await refusal(changed(postgres.tcp_dsn, user="unknown_user"))
 
 
-async def test_a_missing_database_is_named(postgres: EmbeddedPostgres) -> None:
+async def test_a_missing_database_is_reported(postgres: EmbeddedPostgres) -> None:
     message = await refusal(changed(postgres.tcp_dsn, database="not_there"))
     assert "does not exist: create it" in message
 
 
-async def test_a_port_where_nobody_listens_is_named(unused_tcp_port: int) -> None:
-    assert "nothing listens there" in await refusal(
-        f"postgresql://u:{PASSWORD}@127.0.0.1:{unused_tcp_port}/d"
-    )
+async def test_a_port_without_a_server_is_reported(unused_tcp_port: int) -> None:
+    assert "connection refused" in await refusal(f"postgresql://u:{PASSWORD}@127.0.0.1:{unused_tcp_port}/d")
 
 
-async def test_a_server_that_accepts_and_never_answers_is_given_up() -> None:
+async def test_a_server_that_never_answers_times_out() -> None:
     async with silent_server() as port:
         dsn = f"postgresql://u:{PASSWORD}@127.0.0.1:{port}/d"
         async with asyncio.timeout(PATIENCE_S):
-            assert "no answer in time" in await refusal(dsn, connect_timeout_s=0.3)
-            with pytest.raises(DatabaseUnusable, match="no answer in time"):
+            assert "did not respond in time" in await refusal(dsn, connect_timeout_s=0.3)
+            with pytest.raises(DatabaseUnusable, match="did not respond in time"):
                 await migrate.apply(dsn, timeout_s=0.3)
 
 
-async def test_a_server_that_hangs_up_is_named() -> None:
+async def test_a_server_that_closes_the_connection_is_reported() -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -104,11 +102,11 @@ async def test_a_server_that_hangs_up_is_named() -> None:
         f"postgresql://u:{PASSWORD}@127.0.0.1/d?sslmode=perhaps",
     ],
 )
-async def test_what_is_no_address_is_said_to_be_none(dsn: str) -> None:
+async def test_an_invalid_address_is_reported(dsn: str) -> None:
     assert "database.dsn" in await refusal(dsn)
 
 
-def test_a_server_that_is_too_old_is_named() -> None:
+def test_a_server_that_is_too_old_is_reported() -> None:
     require_supported(OLDEST_SERVER)
     with pytest.raises(DatabaseUnusable, match=f"PostgreSQL {OLDEST_SERVER - 1} is too old"):
         require_supported(OLDEST_SERVER - 1)
@@ -130,19 +128,19 @@ async def silent_server() -> AsyncIterator[int]:
             released.set()
 
 
-# ---- what a connection is held to
+# ---- the limits of a connection
 
 
-def test_time_outs_follow_the_lease_and_the_servers_age() -> None:
+def test_time_outs_follow_the_lease_and_the_server_version() -> None:
     timeouts = Timeouts.for_lease(12.0)
     assert timeouts == Timeouts(idle_in_transaction_ms=4000, transaction_ms=4000, lock_ms=3000)
     assert "transaction_timeout" in timeouts.statements(TRANSACTION_TIMEOUT_SINCE)
     assert "SET transaction_timeout" not in timeouts.statements(TRANSACTION_TIMEOUT_SINCE - 1)
 
 
-async def test_every_connection_has_its_time_outs_however_often_it_is_used(dsn: str) -> None:
+async def test_every_reused_connection_has_its_time_outs(dsn: str) -> None:
     async with pool_of(dsn, lease_duration_s=12.0) as pool:
-        for _ in range(3):  # each time the connection has been through the pool
+        for _ in range(3):  # after each return to the pool
             async with pool.acquire() as connection:
                 shown = {
                     name: await connection.fetchval(f"SHOW {name}")
@@ -163,7 +161,7 @@ async def test_every_connection_has_its_time_outs_however_often_it_is_used(dsn: 
             }
 
 
-async def test_a_transaction_that_was_left_open_is_ended_by_the_pool(dsn: str) -> None:
+async def test_the_pool_ends_a_transaction_that_was_left_open(dsn: str) -> None:
     async with pool_of(dsn) as pool:
         async with pool.acquire() as connection:
             await connection.execute("BEGIN")
@@ -172,7 +170,7 @@ async def test_a_transaction_that_was_left_open_is_ended_by_the_pool(dsn: str) -
             assert not connection.is_in_transaction()
 
 
-async def test_closing_does_not_wait_for_a_connection_that_hangs(dsn: str) -> None:
+async def test_closing_does_not_wait_for_a_hanging_connection(dsn: str) -> None:
     async with pool_of(dsn) as pool:
         async with pool.acquire() as connection:
             hanging = asyncio.get_running_loop().create_task(connection.fetchval("SELECT pg_sleep(30)"))
@@ -183,15 +181,15 @@ async def test_closing_does_not_wait_for_a_connection_that_hangs(dsn: str) -> No
             await hanging
 
 
-async def test_a_server_says_who_it_is(dsn: str) -> None:
+async def test_a_server_reports_its_identity(dsn: str) -> None:
     async with pool_of(dsn) as pool, pool.acquire() as connection:
         one, two = await identify(connection), await identify(connection)
     assert one == two
     assert (one.system_id > 0, one.timeline) == (True, 1)
 
 
-async def test_an_ordinary_user_has_all_the_rights_that_are_needed(postgres: EmbeddedPostgres) -> None:
-    """No superuser: the owner of a database, and nothing more."""
+async def test_the_owner_of_a_database_has_all_required_rights(postgres: EmbeddedPostgres) -> None:
+    """No superuser is needed."""
     name = f"plain_{uuid4().hex[:12]}"
     admin = await asyncpg.connect(postgres.dsn)
     try:
@@ -220,7 +218,7 @@ def ledger_on(pool: Pool) -> PostgresLedger:
     )
 
 
-async def test_a_holder_that_is_paused_inside_a_transaction_can_not_keep_the_lease(on: Stage) -> None:
+async def test_a_lease_holder_paused_inside_a_transaction_loses_the_lease(on: Stage) -> None:
     tx = await on.request()
     old = await on.acquire(on.old)
     await on.expire()
@@ -229,13 +227,13 @@ async def test_a_holder_that_is_paused_inside_a_transaction_can_not_keep_the_lea
         await transaction.start()
         assert await write(paused, old, tx)
         ledger = await on.ledger(on.new)
-        assert await ledger.acquire([SIGNER]) == []  # it is passed over while the write is open
+        assert await ledger.acquire([SIGNER]) == []  # the take-over skips the lease while the write is open
 
         async def taken_over() -> bool:
             return bool(await ledger.acquire([SIGNER]))
 
         await until(taken_over)
-        # asyncpg names it by what it was doing when the server's last word came in.
+        # asyncpg's error depends on its state when the server's last message arrived.
         ended = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
         with pytest.raises(ended):
             await transaction.commit()
@@ -244,7 +242,7 @@ async def test_a_holder_that_is_paused_inside_a_transaction_can_not_keep_the_lea
     assert await on.late_writes() == 0
 
 
-async def test_a_lock_is_not_waited_for_longer_than_the_lease_allows(on: Stage) -> None:
+async def test_a_lock_wait_is_shorter_than_the_lease_allows(on: Stage) -> None:
     await on.acquire(on.old)
     blocker = await on.connect()
     async with blocker.transaction():
@@ -266,3 +264,27 @@ async def test_a_statement_is_planned_once_and_reads_no_whole_table(dsn: str) ->
         assert (plans["generic_plans"], plans["custom_plans"]) == (8, 0)
         shown = await connection.fetch(f"EXPLAIN EXECUTE \"{plans['name']}\" ('{{}}')")
         assert not any("Seq Scan" in row[0] for row in shown)
+
+
+async def test_terms_are_kept_for_audits_up_to_a_bound(on: Stage) -> None:
+    """While a chain does not answer, a signer begins a term every few seconds."""
+    ledger = await on.ledger(on.new)
+    (term,) = await ledger.acquire([SIGNER])
+    rounds = term.token // FORGET_TERMS_EVERY + 3 * MAX_TERMS_KEPT // FORGET_TERMS_EVERY
+    last = rounds * FORGET_TERMS_EVERY - 1
+    await on.admin.execute(
+        "INSERT INTO lease_term SELECT t.chain_id, t.signer, n, t.owner_node, t.incarnation, t.acquired_at,"
+        " t.sealed_snapshot FROM lease_term t, generate_series($1::bigint, $2) n",
+        term.token + 1,
+        last,
+    )
+    await on.admin.execute("UPDATE signer_lease SET fencing_token = $1", last)
+    (newest,) = await ledger.acquire([SIGNER])
+    assert newest.token == last + 1
+    kept = await on.admin.fetch("SELECT fencing_token FROM lease_term ORDER BY fencing_token")
+    assert [row["fencing_token"] for row in kept] == list(
+        range(newest.token - MAX_TERMS_KEPT + 1, newest.token + 1)
+    )
+    (further,) = await ledger.acquire([SIGNER])
+    assert further.token == newest.token + 1
+    assert await on.admin.fetchval("SELECT count(*) FROM lease_term") == MAX_TERMS_KEPT + 1

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: durable, closed to strangers, and startable again whatever happened to it."""
+"""The embedded PostgreSQL: durable, protected by a password, and able to start again after any failure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from fencepost.dev import postgres_programs
+from fencepost.dev import postgres_binaries
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
 from fencepost.errors import EmbeddedError
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
 
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """As root, PostgreSQL runs as somebody else, who must be able to pass through: pytest's own folder is closed."""
+    """Make a folder that another user can traverse: PostgreSQL does not run as root, and pytest's folder is closed."""
     path = Path(tempfile.mkdtemp(prefix="fencepost-pg-"))
     path.chmod(0o711)
     yield path
@@ -34,7 +34,7 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def data_dir() -> Iterator[Path]:
-    """One for the tests that leave it as good as they found it."""
+    """Share one data folder among the tests that leave it as they found it."""
     path = Path(tempfile.mkdtemp(prefix="fencepost-pg-"))
     path.chmod(0o711)
     yield path / "data"
@@ -57,7 +57,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-async def test_durable_settings_on_a_database_and_user_of_its_own(data_dir: Path) -> None:
+async def test_the_server_has_durable_settings_and_its_own_database_and_user(data_dir: Path) -> None:
     async with embedded_postgres(data_dir, options={"deadlock_timeout": "250ms", "port": "1"}) as pg:
         who = "SELECT current_user || '@' || current_database() || ' ' || rolsuper FROM pg_roles WHERE rolname = user"
         assert await query(pg, who) == "fencepost@fencepost true"
@@ -82,11 +82,15 @@ async def test_durable_settings_on_a_database_and_user_of_its_own(data_dir: Path
         assert (await asyncio.to_thread(names, pg.bin_dir)) >= {"pg_dump", "psql", "pg_ctl"}
 
 
-async def test_both_addresses_ask_for_the_password(data_dir: Path) -> None:
+async def test_both_addresses_require_the_password(data_dir: Path) -> None:
     async with embedded_postgres(data_dir) as pg:
         assert pg.dsn != pg.tcp_dsn
         for dsn in (pg.dsn, pg.tcp_dsn):
             connection = await asyncpg.connect(dsn)
+            verifier = await connection.fetchval(
+                "SELECT rolpassword FROM pg_authid WHERE rolname = current_user"
+            )
+            assert verifier.startswith("SCRAM-SHA-256$4096:")  # drivers reject a server with a weaker method
             await connection.close()
             with pytest.raises(asyncpg.InvalidPasswordError):
                 await asyncpg.connect(dsn, password="wrong")
@@ -97,13 +101,13 @@ async def test_both_addresses_ask_for_the_password(data_dir: Path) -> None:
         assert (mode(data_dir / "password"), mode(data_dir / "run")) == (0o600, 0o700)
 
 
-async def test_a_path_too_long_for_a_socket_means_tcp(base: Path) -> None:
+async def test_a_path_too_long_for_a_socket_falls_back_to_tcp(base: Path) -> None:
     async with embedded_postgres(base / ("long" * 25)) as pg:
         assert pg.dsn == pg.tcp_dsn
         assert await query(pg, "SELECT 1") == 1
 
 
-async def test_committed_rows_outlive_a_stop_and_a_kill_of_everything(data_dir: Path) -> None:
+async def test_committed_rows_survive_a_stop_and_a_kill_of_every_process(data_dir: Path) -> None:
     async with embedded_postgres(data_dir) as pg:
         await query(pg, "CREATE TABLE IF NOT EXISTS survivor (n int)")
         await query(pg, "INSERT INTO survivor VALUES (1)")
@@ -115,7 +119,7 @@ async def test_committed_rows_outlive_a_stop_and_a_kill_of_everything(data_dir: 
             assert await query(again, "SELECT sum(n) FROM survivor") == 3
 
 
-async def test_restart_as_after_a_crash_keeps_rows_and_port_and_breaks_connections(data_dir: Path) -> None:
+async def test_a_crash_restart_keeps_rows_and_port_and_breaks_connections(data_dir: Path) -> None:
     async with embedded_postgres(data_dir) as pg:
         pid, port = pg.pid, pg.port
         await query(pg, "CREATE TABLE IF NOT EXISTS crashed (n int)")
@@ -132,9 +136,9 @@ async def test_restart_as_after_a_crash_keeps_rows_and_port_and_breaks_connectio
 
 
 @pytest.fixture
-def stranger(data_dir: Path) -> Iterator[int]:
-    """The pid of a program that is no PostgreSQL, of the same user as the data."""
-    owner = postgres_programs.owner_of(data_dir / "cluster")
+def other_program(data_dir: Path) -> Iterator[int]:
+    """Yield the pid of another program that runs as the owner of the data."""
+    owner = postgres_binaries.owner_of(data_dir / "cluster")
     process = subprocess.Popen(["sleep", "60"], user=None if owner is None else owner.uid)
     yield process.pid
     process.kill()
@@ -142,21 +146,21 @@ def stranger(data_dir: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("left_behind", ["", "{pid}\n{cluster}\n"])
-async def test_pid_file_of_a_crash_does_not_stop_the_next_start(
-    data_dir: Path, stranger: int, left_behind: str
+async def test_a_pid_file_left_by_a_crash_does_not_prevent_the_next_start(
+    data_dir: Path, other_program: int, left_behind: str
 ) -> None:
     async with embedded_postgres(data_dir):
         pass
-    # A pid that lives again, as after a reboot or in a new container: PostgreSQL alone would refuse for ever.
+    # The pid is in use again, as after a reboot or in a new container: PostgreSQL alone would never start.
     cluster = data_dir / "cluster"
     (cluster / "postmaster.pid").write_text(
-        left_behind.format(pid=stranger, cluster=cluster), encoding="utf-8"
+        left_behind.format(pid=other_program, cluster=cluster), encoding="utf-8"
     )
     async with embedded_postgres(data_dir) as pg:
         assert await query(pg, "SELECT 1") == 1
 
 
-async def test_start_that_was_broken_off_leaves_nothing_half_made(base: Path) -> None:
+async def test_an_interrupted_start_leaves_nothing_half_made(base: Path) -> None:
     data_dir = base / "data"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.4), embedded_postgres(data_dir):
@@ -167,32 +171,32 @@ async def test_start_that_was_broken_off_leaves_nothing_half_made(base: Path) ->
         assert not {name for name in names(data_dir) if name.startswith(".")}
 
 
-async def test_data_of_another_version_is_left_alone(base: Path) -> None:
+async def test_data_of_another_version_is_not_touched(base: Path) -> None:
     async with embedded_postgres(base / "data", version=16) as pg:
         assert re.match(r"16\.", str(await query(pg, "SHOW server_version")))
         with pytest.raises(
-            EmbeddedError, match="holds data of PostgreSQL 16, and 18 is wanted: name another folder"
+            EmbeddedError, match="contains data of PostgreSQL 16, but 18 is needed: use another folder"
         ):
             async with embedded_postgres(base / "data"):
                 pytest.fail("it can't have started")
-    with pytest.raises(EmbeddedError, match="holds data of PostgreSQL 16, and 18 is wanted"):
+    with pytest.raises(EmbeddedError, match="contains data of PostgreSQL 16, but 18 is needed"):
         async with embedded_postgres(base / "data"):
             pytest.fail("it can't have started")
 
 
-async def test_password_of_other_data_is_an_error_that_says_so(data_dir: Path) -> None:
+async def test_the_password_of_other_data_is_reported(data_dir: Path) -> None:
     async with embedded_postgres(data_dir):
         right = (data_dir / "password").read_text(encoding="ascii")
     (data_dir / "password").write_text("another", encoding="ascii")
     try:
-        with pytest.raises(EmbeddedError, match="is not the one of its data"):
+        with pytest.raises(EmbeddedError, match="does not match its data"):
             async with embedded_postgres(data_dir):
                 pytest.fail("it can't have been let in")
     finally:
         (data_dir / "password").write_text(right, encoding="ascii")
 
 
-async def test_lost_password_is_an_error_that_says_what_to_do(data_dir: Path) -> None:
+async def test_a_lost_password_is_an_error_that_says_what_to_do(data_dir: Path) -> None:
     async with embedded_postgres(data_dir):
         pass
     kept = data_dir / "kept"
@@ -206,7 +210,7 @@ async def test_lost_password_is_an_error_that_says_what_to_do(data_dir: Path) ->
 
 
 @as_root
-async def test_folder_that_postgres_cannot_reach_is_an_error_that_names_it(base: Path) -> None:
+async def test_a_folder_that_postgres_cannot_reach_is_named(base: Path) -> None:
     closed = base / "closed"
     closed.mkdir(mode=0o700)
     with pytest.raises(EmbeddedError, match=f"because of {closed}: choose a folder .* chmod o\\+x"):
@@ -216,10 +220,10 @@ async def test_folder_that_postgres_cannot_reach_is_an_error_that_names_it(base:
 
 
 @as_root
-async def test_programs_out_of_reach_are_copied_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_programs_are_copied_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = base / "closed"
     closed.mkdir(mode=0o700)
-    programs = await postgres_programs.find_programs(base, version=18, owner=None)
+    programs = await postgres_binaries.find_programs(base, version=18, owner=None)
     package = programs.parents[1]
     heavy = shutil.ignore_patterns("include", "*.a", "pginstall")
     for source in (package, package.with_name(f"{package.name}.libs")):

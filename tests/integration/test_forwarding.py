@@ -1,4 +1,4 @@
-"""Requests that come to a node that does not own their signer, where only the owner takes them: handed on, or not."""
+"""Requests to a node that does not hold the signer's lease, when only the lease holder accepts them: forwarded or rejected."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ import pytest
 import pytest_asyncio
 
 from fencepost.application.api_keys import Scope
-from fencepost.application.forwarding import PASS_HEADER, Asked, Passes
+from fencepost.application.forwarding import FORWARD_TOKEN_HEADER, ForwardRequest, ForwardTokens
 from fencepost.domain.ids import Signer
-from fencepost.serving import bind
-from fix_anvil import TestChain
-from fix_api import Answer, Door, open_door
+from fencepost.http.server import bind
+from fixtures.anvil import TestChain
+from fixtures.api import Answer, ApiServer, open_api
 
 SECRET = "a-secret-that-both-nodes-have-got"
 FORWARDING: dict[str, Any] = {"api__intake": "leader", "routing__forward": "true", "routing__secret": SECRET}
 
 
 @asynccontextmanager
-async def two_doors(
+async def two_apis(
     dsn: str, anvil: TestChain, *, of_the_owner: dict[str, str] | None = None, **of_the_other: str
-) -> AsyncIterator[tuple[Door, Door]]:
-    """The first has the lease of the signer that `transfer` names; the second has none."""
+) -> AsyncIterator[tuple[ApiServer, ApiServer]]:
+    """Serve two nodes: the first holds the lease of the signer that `transfer` names, the second holds none."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(
-            open_door(dsn, anvil, node__id="first", **FORWARDING | (of_the_owner or {}))
+            open_api(dsn, anvil, node__id="first", **FORWARDING | (of_the_owner or {}))
         )
         taken = await first.post("/tx", first.transfer("of-the-first"), wait="confirmed", timeout=60)
         assert taken.status == 200, taken
         second = await stack.enter_async_context(
-            open_door(dsn, anvil, node__id="second", **FORWARDING | of_the_other)
+            open_api(dsn, anvil, node__id="second", **FORWARDING | of_the_other)
         )
         yield first, second
 
 
 @pytest_asyncio.fixture
-async def doors(dsn: str, anvil: TestChain) -> AsyncIterator[tuple[Door, Door]]:
-    async with two_doors(dsn, anvil) as opened:
+async def apis(dsn: str, anvil: TestChain) -> AsyncIterator[tuple[ApiServer, ApiServer]]:
+    async with two_apis(dsn, anvil) as opened:
         yield opened
 
 
 async def with_pass(
-    door: Door,
+    api: ApiServer,
     body: dict[str, Any],
     *,
-    to: Door | None = None,
+    to: ApiServer | None = None,
     hops: int = 1,
     secret: str = SECRET,
     signed_body: dict[str, Any] | None = None,
     caller: str | None = None,
 ) -> tuple[Answer, str]:
-    """As another node would hand it on; the pass too, to send it again."""
-    asked = Asked("POST", "/api/v1/tx", json.dumps(signed_body or body).encode())
-    to = to or door
-    token = Passes(secret).make(asked, to=to.running.node.incarnation, caller=caller, hops=hops)
-    return await send_with(door, token, body), token
+    """Build headers like a forwarding node; return the forward token too, to send it again."""
+    asked = ForwardRequest("POST", "/api/v1/tx", json.dumps(signed_body or body).encode())
+    to = to or api
+    token = ForwardTokens(secret).make(asked, to=to.running.node.incarnation, caller=caller, hops=hops)
+    return await send_with(api, token, body), token
 
 
-async def send_with(door: Door, token: str, body: dict[str, Any]) -> Answer:
-    headers = {PASS_HEADER: token, "content-type": "application/json"}
-    return await door.send("POST", "/tx", data=json.dumps(body).encode(), headers=headers)
+async def send_with(api: ApiServer, token: str, body: dict[str, Any]) -> Answer:
+    headers = {FORWARD_TOKEN_HEADER: token, "content-type": "application/json"}
+    return await api.send("POST", "/tx", data=json.dumps(body).encode(), headers=headers)
 
 
-async def stored(door: Door) -> set[str]:
-    rows = await door.running.pool.fetch("SELECT request_id FROM managed_tx WHERE request_id IS NOT NULL")
+async def stored(api: ApiServer) -> set[str]:
+    rows = await api.running.pool.fetch("SELECT request_id FROM managed_tx WHERE request_id IS NOT NULL")
     return {row["request_id"] for row in rows} - {"of-the-first"}
 
 
-async def test_a_request_to_another_node_is_handed_on_and_mined(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_a_request_to_another_node_is_forwarded_and_mined(apis: tuple[ApiServer, ApiServer]) -> None:
+    first, second = apis
     fresh = await second.post("/tx", second.transfer("f-1", tags=["é"]))
     assert fresh.status == 202
     assert fresh.headers["Location"] == f"/api/v1/tx/{fresh.json['txId']}"
@@ -87,8 +87,8 @@ async def test_a_request_to_another_node_is_handed_on_and_mined(doors: tuple[Doo
     assert not second.services.holds(_signer(second))
 
 
-async def test_what_stands_in_headers_and_query_goes_along(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_headers_and_query_are_forwarded(apis: tuple[ApiServer, ApiServer]) -> None:
+    first, second = apis
     headers = {"Idempotency-Key": "by header", "Prefer": "wait=20"}
     asked = second.transfer()
     done = await second.send("POST", "/tx?wait=mine%64", json=asked, headers=headers)
@@ -98,8 +98,10 @@ async def test_what_stands_in_headers_and_query_goes_along(doors: tuple[Door, Do
     assert again.json["txId"] == done.json["txId"]
 
 
-async def test_of_a_batch_each_goes_to_its_owner_and_the_order_stays(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_each_item_of_a_batch_goes_to_its_lease_holder_and_the_order_stays(
+    apis: tuple[ApiServer, ApiServer],
+) -> None:
+    first, second = apis
     here = second.signers[1]
     asked = [
         second.transfer("b-0"),
@@ -118,8 +120,8 @@ async def test_of_a_batch_each_goes_to_its_owner_and_the_order_stays(doors: tupl
         assert (await first.get(path, wait="confirmed", timeout=60)).json["state"] == "CONFIRMED"
 
 
-async def test_the_caller_is_known_to_the_owner_without_its_token(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_the_lease_holder_knows_the_caller_without_its_token(apis: tuple[ApiServer, ApiServer]) -> None:
+    first, second = apis
     writer = await second.key(Scope.TX_WRITE, signers=frozenset(second.signers[:1]))
     reader = await second.key(Scope.TX_READ)
     taken = await second.with_token(writer).post("/tx", second.transfer("k-1"))
@@ -128,23 +130,60 @@ async def test_the_caller_is_known_to_the_owner_without_its_token(doors: tuple[D
     assert refused.problem == (403, "scope_missing", None)
     of_reader, _ = await with_pass(first, first.transfer("k-3"), caller=reader.split("_")[1])
     assert of_reader.problem == (403, "scope_missing", None), "the owner looks at the scopes too"
-    of_nobody, _ = await with_pass(first, first.transfer("k-4"), caller="00" * 8)
-    assert of_nobody.problem == (401, "key_invalid", None)
+    of_unknown_key, _ = await with_pass(first, first.transfer("k-4"), caller="00" * 8)
+    assert of_unknown_key.problem == (401, "key_invalid", None)
     assert await stored(first) == {"k-1"}
 
 
-async def test_without_the_setting_the_owner_is_named(dsn: str, anvil: TestChain) -> None:
-    async with two_doors(dsn, anvil, routing__forward="false") as (first, second):
+async def test_without_the_setting_the_answer_names_the_lease_holder(dsn: str, anvil: TestChain) -> None:
+    async with two_apis(dsn, anvil, routing__forward="false") as (first, second):
         refused = await second.post("/tx", second.transfer("n-1"))
         assert refused.problem == (409, "not_leader", "signer")
-        assert refused.json["owner"] == "first"
-        assert await stored(first) == set()
+        assert (refused.json["owner"], refused.json["ownerUrl"]) == ("first", first.url)
+        assert refused.headers["Location"] == f"{first.url}/api/v1/tx"
+        followed = await second.session.post(refused.headers["Location"], json=second.transfer("n-2"))
+        assert followed.status == 202
+        waited = await second.post("/tx", second.transfer("n-1"), wait="mined")
+        assert waited.headers["Location"] == f"{first.url}/api/v1/tx?wait=mined"
+        batch = await second.post("/tx/batch", {"requests": [second.transfer("n-1")]})
+        assert batch.json["results"][0]["problem"]["ownerUrl"] == first.url
+        assert await stored(first) == {"n-2"}
 
 
-async def test_nodes_with_different_secrets_do_not_take_each_others_calls(
+NONCES: dict[str, Any] = {
+    "nonce_service__enabled": "true",
+    "routing__forward": "true",
+    "routing__secret": SECRET,
+    "keys": 1,
+}
+
+
+async def test_the_lease_holder_issues_nonces_whichever_node_is_called(dsn: str, anvil: TestChain) -> None:
+    sender = str((await anvil.call("eth_accounts"))[8]).lower()
+    path = f"/nonces/{sender}"
+    async with (
+        open_api(dsn, anvil, node__id="first", **NONCES) as first,
+        open_api(dsn, anvil, node__id="second", **NONCES) as second,
+        open_api(dsn, anvil, node__id="third", **NONCES | {"routing__forward": "false"}) as third,
+    ):
+        begin = (await first.post(path)).json["items"][0]["nonce"]
+        handed_on = await second.post(path, {"count": 2})
+        assert handed_on.status == 200, handed_on
+        assert [item["nonce"] for item in handed_on.json["items"]] == [begin + 1, begin + 2]
+        refused = await third.post(path)
+        assert refused.problem[:2] == (409, "not_leader")
+        assert (refused.json["owner"], refused.json["ownerUrl"]) == ("first", first.url)
+        assert refused.headers["Location"] == f"{first.url}/api/v1{path}"
+        figures = first.services.metrics().decode()
+        assert 'fencepost_nonce_allocated_total{scheme="leased"} 3.0' in figures
+        failed = 'fencepost_nonce_failed_total{code="not_leader",operation="allocate",scheme="leased"} 1.0'
+        assert failed in third.services.metrics().decode()
+
+
+async def test_nodes_with_different_secrets_reject_each_others_calls(
     dsn: str, anvil: TestChain, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with two_doors(dsn, anvil, routing__secret="another" * 8) as (first, second):
+    async with two_apis(dsn, anvil, routing__secret="another" * 8) as (first, second):
         refused = await second.post("/tx", second.transfer("s-1"))
         assert refused.problem == (409, "not_leader", "signer")
         assert refused.json["owner"] == "first"
@@ -156,8 +195,8 @@ async def test_nodes_with_different_secrets_do_not_take_each_others_calls(
     assert "another" * 8 not in caplog.text
 
 
-async def test_a_pass_that_is_not_good_is_refused(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_an_invalid_forward_token_is_rejected(apis: tuple[ApiServer, ApiServer]) -> None:
+    first, second = apis
     body = first.transfer("p-1")
     forged, _ = await with_pass(first, body, secret="x" * 40)
     assert forged.problem == (401, "pass_refused", None)
@@ -172,25 +211,25 @@ async def test_a_pass_that_is_not_good_is_refused(doors: tuple[Door, Door]) -> N
     assert again.problem == (401, "pass_refused", None)
 
 
-async def test_a_pass_opens_no_other_door(dsn: str, anvil: TestChain) -> None:
-    async with open_door(dsn, anvil, routing__secret=SECRET) as door:
-        key_id = (await door.key(Scope.ADMIN)).split("_")[1]
-        incarnation = door.running.node.incarnation
+async def test_a_forward_token_is_valid_for_no_other_call(dsn: str, anvil: TestChain) -> None:
+    async with open_api(dsn, anvil, routing__secret=SECRET) as api:
+        key_id = (await api.key(Scope.ADMIN)).split("_")[1]
+        incarnation = api.running.node.incarnation
         for method, path in (("GET", "/api/v1/tx"), ("GET", "/api/v1/signers"), ("POST", "//rpc")):
-            asked = Asked(method, path.replace("//", "/"), b"")
-            token = Passes(SECRET).make(asked, to=incarnation, caller=key_id, hops=1)
-            refused = await door.send(method, path, headers={PASS_HEADER: token})
+            asked = ForwardRequest(method, path.replace("//", "/"), b"")
+            token = ForwardTokens(SECRET).make(asked, to=incarnation, caller=key_id, hops=1)
+            refused = await api.send(method, path, headers={FORWARD_TOKEN_HEADER: token})
             assert (refused.status, "key_missing" in str(refused.json)) == (401, True), refused
 
 
-async def test_a_node_without_a_secret_takes_no_pass(dsn: str, anvil: TestChain) -> None:
-    async with open_door(dsn, anvil) as door:
-        refused, _ = await with_pass(door, door.transfer("w-1"))
+async def test_a_node_without_a_secret_accepts_no_forward_token(dsn: str, anvil: TestChain) -> None:
+    async with open_api(dsn, anvil) as api:
+        refused, _ = await with_pass(api, api.transfer("w-1"))
         assert refused.problem == (401, "pass_refused", None)
 
 
-async def test_a_call_is_handed_on_twice_at_most(doors: tuple[Door, Door]) -> None:
-    first, second = doors
+async def test_a_call_is_forwarded_at_most_twice(apis: tuple[ApiServer, ApiServer]) -> None:
+    first, second = apis
     once, _ = await with_pass(second, second.transfer("h-1"), hops=1)
     assert once.status == 202, "it came to the wrong node, which hands it on"
     twice, _ = await with_pass(second, second.transfer("h-2"), hops=2)
@@ -203,10 +242,10 @@ async def test_a_call_is_handed_on_twice_at_most(doors: tuple[Door, Door]) -> No
     assert await stored(first) == {"h-1", "h-3"}
 
 
-async def test_when_the_owner_is_gone_callers_come_back_later(dsn: str, anvil: TestChain) -> None:
-    with bind("127.0.0.1", 0) as nobody:  # bound, and nobody listens
-        gone = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        async with two_doors(dsn, anvil, of_the_owner={"node__url": gone}) as (first, second):
+async def test_callers_are_asked_to_retry_when_the_lease_holder_is_gone(dsn: str, anvil: TestChain) -> None:
+    with bind("127.0.0.1", 0) as closed_socket:  # bound, but not listening
+        gone = f"http://127.0.0.1:{closed_socket.getsockname()[1]}"
+        async with two_apis(dsn, anvil, of_the_owner={"node__url": gone}) as (first, second):
             refused = await second.post("/tx", second.transfer("g-1"))
             assert refused.problem == (409, "not_leader", "signer")
             assert int(refused.headers["Retry-After"]) >= 1
@@ -215,14 +254,16 @@ async def test_when_the_owner_is_gone_callers_come_back_later(dsn: str, anvil: T
             assert await stored(first) == set()
 
 
-async def test_an_owner_that_hangs_up_may_have_taken_it(dsn: str, anvil: TestChain) -> None:
+async def test_an_owner_that_closes_the_connection_may_have_accepted_the_request(
+    dsn: str, anvil: TestChain
+) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with two_doors(dsn, anvil, of_the_owner={"node__url": url}) as (_, second):
+        async with two_apis(dsn, anvil, of_the_owner={"node__url": url}) as (_, second):
             unknown = await second.post("/tx", second.transfer("u-1"))
             assert unknown.problem == (503, "busy", None)
             assert int(unknown.headers["Retry-After"]) >= 1
@@ -230,5 +271,5 @@ async def test_an_owner_that_hangs_up_may_have_taken_it(dsn: str, anvil: TestCha
             assert batch.json["results"][0]["problem"]["code"] == "busy"
 
 
-def _signer(door: Door) -> Signer:
-    return Signer(door.running.default_chain_id, door.signers[0])
+def _signer(api: ApiServer) -> Signer:
+    return Signer(api.running.default_chain_id, api.signers[0])

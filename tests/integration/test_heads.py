@@ -1,4 +1,4 @@
-"""`watch_heads`: polling, a WebSocket that hints, one that dies, and the end by cancellation."""
+"""`watch_heads`: polling, WebSocket hints, a WebSocket that dies, and cancellation."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from contextlib import aclosing
 import pytest
 from aiohttp import WSMsgType, web
 
-from fencepost.adapters.evm import heads
-from fencepost.adapters.evm.heads import HeadSource, watch_heads
+from fencepost.adapters.evm import head_source
+from fencepost.adapters.evm.head_source import HeadSource, watch_heads
 from fencepost.application.ports import Header
 from fencepost.domain.ids import Address
-from fencepost.lab.sim.chain import FakeChain
+from fencepost.domain.transaction import Call
+from fencepost.testing import InMemoryChain
 
 NEVER_S = 600.0
 SOON_S = 0.01
 
 
-def no_transactions(_raw: bytes) -> tuple[Address, int, int, int]:
+def no_transactions(_raw: bytes) -> tuple[Address, int, int, int, Call]:
     raise AssertionError("nothing is sent here")
 
 
 @pytest.fixture
-def chain() -> FakeChain:
-    return FakeChain(no_transactions)
+def chain() -> InMemoryChain:
+    return InMemoryChain(no_transactions)
 
 
 def watching(
@@ -41,7 +42,7 @@ async def number(found: AsyncIterator[Header]) -> int:
 
 
 class Publisher:
-    """A WebSocket endpoint that grants subscriptions and hints when told."""
+    """A WebSocket endpoint that grants subscriptions and sends hints on demand."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -90,7 +91,7 @@ async def publisher() -> AsyncIterator[Publisher]:
     await runner.cleanup()
 
 
-async def test_polling_yields_the_newest_and_each_once(chain: FakeChain) -> None:
+async def test_polling_yields_each_new_head_once(chain: InMemoryChain) -> None:
     async with watching(chain, poll_interval_s=SOON_S) as found:
         assert await number(found) == 0
         chain.mine(10)
@@ -99,7 +100,7 @@ async def test_polling_yields_the_newest_and_each_once(chain: FakeChain) -> None
         assert await number(found) == 11
 
 
-async def test_a_reorg_is_a_new_head(chain: FakeChain) -> None:
+async def test_a_reorg_is_a_new_head(chain: InMemoryChain) -> None:
     chain.mine(3)
     async with watching(chain, poll_interval_s=SOON_S) as found:
         assert await number(found) == 3
@@ -107,7 +108,9 @@ async def test_a_reorg_is_a_new_head(chain: FakeChain) -> None:
         assert await number(found) == 4
 
 
-async def test_an_outage_is_waited_out(chain: FakeChain, caplog: pytest.LogCaptureFixture) -> None:
+async def test_polling_continues_after_an_outage(
+    chain: InMemoryChain, caplog: pytest.LogCaptureFixture
+) -> None:
     class OutForThreeCalls:
         calls = 0
 
@@ -120,20 +123,23 @@ async def test_an_outage_is_waited_out(chain: FakeChain, caplog: pytest.LogCaptu
         assert await number(found) == 0
         chain.mine()
         assert await number(found) == 1
-    told = [record.getMessage() for record in caplog.records]
-    assert [words.partition(":")[0] for words in told] == ["the head is unknown", "the head is known again"]
+    shown = [record.getMessage() for record in caplog.records]
+    assert [words.partition(":")[0] for words in shown] == [
+        "cannot read the head of the chain, retrying",
+        "the head of the chain can be read again",
+    ]
 
 
-async def test_a_web_socket_hints(chain: FakeChain, publisher: Publisher) -> None:
+async def test_a_websocket_hint_triggers_a_read(chain: InMemoryChain, publisher: Publisher) -> None:
     async with watching(chain, poll_interval_s=NEVER_S, ws_url=publisher.url) as found:
         assert await number(found) == 0
         waiting = asyncio.create_task(number(found))
         socket = await publisher.subscription()
-        await hint(socket)  # with nothing new behind it
+        await hint(socket)  # without a new head
         chain.mine(2)
         await hint(socket)
         assert await waiting == 2
-        # Hints that piled up while the reader was busy give one head.
+        # Hints that arrive while the reader is busy yield one head.
         chain.mine(3)
         for _ in range(3):
             await hint(socket)
@@ -144,10 +150,13 @@ async def test_a_web_socket_hints(chain: FakeChain, publisher: Publisher) -> Non
         assert await waiting == 6
 
 
-async def test_a_web_socket_that_dies_is_polled_over_and_comes_back(
-    chain: FakeChain, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_polling_bridges_a_dead_websocket_until_it_reconnects(
+    chain: InMemoryChain,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(heads, "RETRY_MIN_S", SOON_S)
+    monkeypatch.setattr(head_source, "RETRY_MIN_S", SOON_S)
     async with watching(chain, poll_interval_s=SOON_S, ws_url=publisher.url) as found:
         assert await number(found) == 0
         waiting = asyncio.create_task(number(found))
@@ -165,9 +174,9 @@ async def test_a_web_socket_that_dies_is_polled_over_and_comes_back(
     assert "s3cret" not in caplog.text
 
 
-@pytest.mark.parametrize("grants", [False, None], ids=["not granted", "nobody listens"])
-async def test_without_a_subscription_polling_goes_on(
-    chain: FakeChain, publisher: Publisher, unused_tcp_port: int, *, grants: bool | None
+@pytest.mark.parametrize("grants", [False, None], ids=["not granted", "no answer"])
+async def test_without_a_subscription_polling_continues(
+    chain: InMemoryChain, publisher: Publisher, unused_tcp_port: int, *, grants: bool | None
 ) -> None:
     publisher.grants = bool(grants)
     ws_url = f"ws://127.0.0.1:{unused_tcp_port}" if grants is None else publisher.url
@@ -177,7 +186,9 @@ async def test_without_a_subscription_polling_goes_on(
             chain.mine()
 
 
-async def test_cancellation_ends_it_and_closes_the_socket(chain: FakeChain, publisher: Publisher) -> None:
+async def test_cancellation_stops_the_feed_and_closes_the_websocket(
+    chain: InMemoryChain, publisher: Publisher
+) -> None:
     async def follow() -> None:
         async with watching(chain, poll_interval_s=NEVER_S, ws_url=publisher.url) as found:
             async for _ in found:

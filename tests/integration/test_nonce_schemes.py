@@ -1,4 +1,4 @@
-"""What the schemes without Redis, and the lock in front of one, do when something around them fails."""
+"""The schemes without Redis, and the Redis lock, when something around them fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from fakes.ledger_lab import new
 from fencepost.application.ports import AcceptOutcome
-from fencepost.errors import HoldLost, NotLeader, SignerElsewhere
+from fencepost.domain.ids import Signer
+from fencepost.errors import HoldLost, NotLeader, RpcUnavailable, SignerUsedOtherwise
 from fencepost.nonce.leased import LeasedNonces
 from fencepost.nonce.port import Hold
 from fencepost.nonce.redis_lock import RedisLock
@@ -26,7 +27,7 @@ SOMEBODY_WAITS = (
 # ---- leased
 
 
-async def test_leased_refuses_whoever_does_not_own_the_signer(lab: NonceLab) -> None:
+async def test_leased_rejects_a_process_that_does_not_hold_the_lease(lab: NonceLab) -> None:
     owner, other = await lab.open("leased"), await lab.open("leased")
     assert await give(owner) == [0]
     with pytest.raises(NotLeader) as refused:
@@ -34,17 +35,15 @@ async def test_leased_refuses_whoever_does_not_own_the_signer(lab: NonceLab) -> 
     assert refused.value.owner
 
 
-async def test_leased_fences_an_owner_that_was_replaced(lab: NonceLab) -> None:
+async def test_leased_fences_a_replaced_owner(lab: NonceLab) -> None:
     old, new_owner = await lab.open("leased"), await lab.open("leased")
     assert isinstance(old, LeasedNonces)
     assert await give(old, 2) == [0, 1]
     before = old._owned[ALICE]
     await lab.pass_time(LEASE_S + 1)
     assert await give(new_owner, 2) == [2, 3]
-    before.term = before.term.renewed(
-        lab.clock.now_s()
-    )  # it was paused, and believes that no time has passed
-    assert old._is_ours(ALICE)
+    before.term = before.term.renewed(lab.clock.now_s())  # paused; by its own clock no time has passed
+    assert old._holds_lease(ALICE)
     with pytest.raises(NotLeader):
         await give(old)
     assert await give(new_owner) == [4]
@@ -54,7 +53,7 @@ async def test_leased_fences_an_owner_that_was_replaced(lab: NonceLab) -> None:
     }
 
 
-async def test_leased_drops_its_memory_when_a_batch_fails(lab: NonceLab) -> None:
+async def test_leased_drops_its_cache_when_a_batch_fails(lab: NonceLab) -> None:
     port = await lab.open("leased")
     assert isinstance(port, LeasedNonces)
     await give(port)
@@ -68,7 +67,7 @@ async def test_leased_drops_its_memory_when_a_batch_fails(lab: NonceLab) -> None
     assert port._owned[ALICE].term.token > token
 
 
-async def test_leased_goes_on_above_the_chain(lab: NonceLab) -> None:
+async def test_leased_continues_above_the_nonce_of_the_chain(lab: NonceLab) -> None:
     port = await lab.open("leased")
     await give(port, 2)
     await port.close()
@@ -76,7 +75,7 @@ async def test_leased_goes_on_above_the_chain(lab: NonceLab) -> None:
     assert await give(await lab.open("leased")) == [9]
 
 
-async def test_leased_keeps_its_term_by_renewing_and_learns_that_it_is_over(lab: NonceLab) -> None:
+async def test_leased_renews_its_term_and_notices_its_end(lab: NonceLab) -> None:
     port, other = await lab.open("leased"), await lab.open("leased")
     await give(port)
     for _ in range(3):
@@ -92,7 +91,7 @@ async def test_leased_keeps_its_term_by_renewing_and_learns_that_it_is_over(lab:
 # ---- segments
 
 
-async def test_segments_make_callers_wait_when_nothing_can_be_stored(lab: NonceLab) -> None:
+async def test_segments_delay_callers_while_nothing_can_be_stored(lab: NonceLab) -> None:
     port = await lab.open("segments", block_size=500, unflushed_max=20)
     assert isinstance(port, SegmentNonces)
     await give(port, 20)
@@ -106,7 +105,7 @@ async def test_segments_make_callers_wait_when_nothing_can_be_stored(lab: NonceL
     assert len(await lab.slots(ALICE)) == 20
 
 
-async def test_segments_give_out_of_memory(lab: NonceLab) -> None:
+async def test_segments_issue_from_memory(lab: NonceLab) -> None:
     port = await lab.open("segments", block_size=50)
     assert await give(port) == [0]
     await lab.pool.execute("ALTER TABLE nonce_slot RENAME TO gone")
@@ -114,7 +113,9 @@ async def test_segments_give_out_of_memory(lab: NonceLab) -> None:
     await lab.pool.execute("ALTER TABLE gone RENAME TO nonce_slot")
 
 
-async def test_segments_begin_above_everything_after_a_crash_and_heal_what_is_missing(lab: NonceLab) -> None:
+async def test_segments_begin_above_everything_after_a_crash_and_reissue_missing_nonces(
+    lab: NonceLab,
+) -> None:
     crashed = await lab.open("segments", block_size=10)
     assert await give(crashed, 3) == [0, 1, 2]
     await crashed.tend_once()
@@ -124,14 +125,14 @@ async def test_segments_begin_above_everything_after_a_crash_and_heal_what_is_mi
     assert await give(port) == [10], "above the block, the rows and the chain"
     await port.tend_once()
     await lab.pass_time(HEAL_AFTER_S + 1)
-    assert await port.reclaim_expired(ALICE) == 0, "the block may still be somebody's"
+    assert await port.reclaim_expired(ALICE) == 0, "another process may still own the block"
     await port.tend_once()
     await lab.pass_time(DEAD_AFTER_S - HEAL_AFTER_S)
     assert await port.reclaim_expired(ALICE) == 7
     assert await give(port, 8) == [3, 4, 5, 6, 7, 8, 9, 11]
 
 
-async def test_segments_fence_an_owner_whose_block_was_retired(lab: NonceLab) -> None:
+async def test_segments_fence_an_owner_whose_nonce_block_was_retired(lab: NonceLab) -> None:
     paused, port = await lab.open("segments", block_size=10), await lab.open("segments", block_size=10)
     await give(paused)
     (hold,) = await paused.allocate(ALICE, hold_for_s=60)
@@ -139,22 +140,86 @@ async def test_segments_fence_an_owner_whose_block_was_retired(lab: NonceLab) ->
     await port.tend_once()
     await lab.pass_time(DEAD_AFTER_S + 1)
     assert await port.reclaim_expired(ALICE) == 10
-    assert await give(paused, 1) == [0], "its block is gone: it takes what anybody may take"
+    assert await give(paused, 1) == [0], "its block is retired: it reissues a free nonce"
     with pytest.raises(HoldLost):
         await paused.mark_submitted(hold, tx_hash(1))
 
 
-async def test_segments_take_a_later_block_when_the_chain_is_ahead(lab: NonceLab) -> None:
+async def test_segments_take_a_later_nonce_block_when_the_chain_is_ahead(lab: NonceLab) -> None:
     port = await lab.open("segments", block_size=10)
     await give(port, 10)
     lab.seen[ALICE] = 25
     assert await give(port) == [25]
 
 
-# ---- the lock in front
+async def test_segments_issue_all_or_nothing(lab: NonceLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nonces can be reissued, two more are requested, and the chain does not answer: the three are free again."""
+    first = await lab.open("segments", block_size=3)
+    for hold in await first.allocate(ALICE, count=3, hold_for_s=60):
+        await first.mark_recyclable(hold)
+    port = await lab.open("segments", block_size=3)
+    assert isinstance(port, SegmentNonces)
+    await port.reclaim_expired(ALICE)  # it knows the signer but has no nonce block
+
+    async def unanswered(_signer: Signer) -> int:
+        raise RpcUnavailable("no node answers")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(port._store, "chain_nonce", unanswered)
+        with pytest.raises(RpcUnavailable):
+            await port.allocate(ALICE, count=5, hold_for_s=86_400)
+    assert {row["state"] for row in await lab.slots(ALICE)} == {"RELEASED"}
+    assert await give(port, 5) == [0, 1, 2, 3, 4]
 
 
-async def test_the_lock_is_deleted_by_its_owner_only(lab: NonceLab) -> None:
+async def test_segments_issue_nothing_of_a_nonce_block_that_was_retired_while_they_waited(
+    lab: NonceLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = await lab.open("segments", block_size=10), await lab.open("segments", block_size=10)
+    assert isinstance(slow, SegmentNonces)
+    assert await give(slow, 2) == [0, 1]
+    assert await give(other) == [10]  # a row above, so that the missing nonces below can be found
+    await slow.tend_once()
+    await other.tend_once()
+    slow._locals[ALICE].may_have_gaps = True
+    look = slow._store.allocate_released
+    taken: list[int] = []
+
+    async def slowly(signer: Signer, *, count: int, hold_for_s: float) -> list[Hold]:
+        found = await look(signer, count=count, hold_for_s=hold_for_s)
+        await lab.pass_time(200)
+        await other.reclaim_expired(ALICE)
+        taken.extend(await give(other, 20))
+        return found
+
+    monkeypatch.setattr(slow._store, "allocate_released", slowly)
+    given = await give(slow, 3)
+    assert len(taken) == 20
+    assert set(range(2, 10)) <= set(taken), "the rest of the block was given by another process"
+    assert len({*taken, *given}) == 23, "no nonce twice"
+
+
+async def test_segments_replace_a_used_up_nonce_block_that_was_retired(lab: NonceLab) -> None:
+    port, other = await lab.open("segments", block_size=5), await lab.open("segments", block_size=5)
+    assert await give(port, 5) == [0, 1, 2, 3, 4]
+    await lab.pool.execute("UPDATE nonce_block SET retired_at = clock_timestamp()")
+    assert await give(port, 2) == [5, 6]
+    assert await give(other) == [10]
+
+
+async def test_segments_issue_across_two_nonce_blocks(lab: NonceLab) -> None:
+    port, other = await lab.open("segments", block_size=5), await lab.open("segments", block_size=5)
+    assert await give(port, 3) == [0, 1, 2]
+    assert await give(other) == [5]
+    assert await give(port, 4) == [3, 4, 10, 11]
+    await port.close()
+    assert await give(other, 4) == [6, 7, 8, 9]
+
+
+# ---- the Redis lock
+
+
+async def test_only_its_owner_deletes_the_lock(lab: NonceLab) -> None:
     link = lab.link()
     lock = RedisLock(link, ttl_s=5, wait_s=0)
     key = f"fencepost:nonce:lock:{ALICE}"
@@ -163,11 +228,11 @@ async def test_the_lock_is_deleted_by_its_owner_only(lab: NonceLab) -> None:
         async with lock.hold(ALICE) as second_has_it:
             assert not second_has_it
         assert await link.command("EXISTS", key)
-        await link.command("SET", key, "somebody else's by now")
-    assert await link.command("GET", key) == "somebody else's by now"
+        await link.command("SET", key, "the token of another owner")
+    assert await link.command("GET", key) == "the token of another owner"
 
 
-async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -> None:
+async def test_the_lock_is_held_until_the_transaction_ends(lab: NonceLab) -> None:
     port = await lab.open("postgres+lock")
     await give(port)
     async with lab.pool.acquire() as blocker:
@@ -182,11 +247,11 @@ async def test_the_lock_is_held_until_the_transaction_has_ended(lab: NonceLab) -
         assert not await link.command("EXISTS", f"fencepost:nonce:lock:{ALICE}")
 
 
-# ---- managed or nonce-only, whoever comes first
+# ---- managed or nonce-only: the first use decides
 
 
-async def test_of_two_first_uses_at_the_same_moment_one_wins(lab: NonceLab) -> None:
-    """The core's accept waits at the nonce service's uncommitted row, and then sees whose the signer is."""
+async def test_one_of_two_concurrent_first_uses_wins(lab: NonceLab) -> None:
+    """The core's accept waits at the nonce service's uncommitted row, and then sees the kind of the signer."""
     core = lab.core()
     async with lab.pool.acquire() as blocker:
         transaction = blocker.transaction()
@@ -200,10 +265,10 @@ async def test_of_two_first_uses_at_the_same_moment_one_wins(lab: NonceLab) -> N
         await until(lambda: lab.pool.fetchval(SOMEBODY_WAITS))
         await transaction.commit()
         outcomes = [accepted.outcome for accepted in await accepting]
-    assert outcomes == [AcceptOutcome.PROTECTED, AcceptOutcome.CREATED]
+    assert outcomes == [AcceptOutcome.NONCE_ONLY, AcceptOutcome.CREATED]
 
 
-async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: NonceLab) -> None:
+async def test_two_nodes_with_a_concurrent_first_use_both_accept(lab: NonceLab) -> None:
     core = lab.core()
     async with lab.pool.acquire() as blocker:
         transaction = blocker.transaction()
@@ -218,11 +283,11 @@ async def test_two_nodes_that_meet_a_signer_at_the_same_moment_both_accept(lab: 
         await transaction.commit()
         (accepted,) = await accepting
     assert accepted.outcome is AcceptOutcome.CREATED
-    with pytest.raises(SignerElsewhere):
+    with pytest.raises(SignerUsedOtherwise):
         await give(await lab.open("leased"))
 
 
-async def test_a_hold_is_told_apart_by_its_token_alone(lab: NonceLab) -> None:
+async def test_the_token_alone_identifies_a_hold(lab: NonceLab) -> None:
     port = await lab.open("leased")
     (hold,) = await port.allocate(ALICE, hold_for_s=60)
     with pytest.raises(HoldLost):

@@ -1,7 +1,7 @@
-"""A reader of what ended misses nothing, though writers commit in another order than they began.
+"""A reader of completions misses nothing although writers commit in another order than they began.
 
-Other tests on the same server have transactions of their own, which may delay what is certain: what must come is waited
-for, and what must not come yet is held back by a transaction of the test itself.
+Other tests on the same server have their own transactions, which may delay completions: the test waits for what must come, and
+holds a transaction of its own to delay what must not come yet.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import asyncpg
 import pytest_asyncio
 
 from fencepost.adapters.postgres.database import Connection
-from fencepost.adapters.postgres.reader import PostgresReader
-from fencepost.application.read import BEGINNING, Place
-from fencepost.domain.managed import ManagedTx
+from fencepost.adapters.postgres.query_reader import PostgresReader
+from fencepost.application.queries import BEGINNING, CompletionCursor
+from fencepost.domain.transaction_state import ManagedTx
 from integration.stage import SIGNER, Stage, open_reader, until
 
 
@@ -26,7 +26,7 @@ async def reader(dsn: str) -> AsyncIterator[PostgresReader]:
 
 async def end(connection: Connection, tx: ManagedTx) -> None:
     await connection.execute(
-        "INSERT INTO journal_sheet (chain_id, signer, tx_ids, events, states)"
+        "INSERT INTO journal_batch (chain_id, signer, tx_ids, events, states)"
         " VALUES ($1, $2, ARRAY[$3::uuid], '{Finish}', '{CONFIRMED}')",
         SIGNER.chain_id,
         SIGNER.address,
@@ -35,7 +35,7 @@ async def end(connection: Connection, tx: ManagedTx) -> None:
 
 
 class ById:
-    """The reader that everybody writes first: it remembers the largest number it saw."""
+    """The naive reader: it remembers the largest id it saw."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -52,17 +52,17 @@ class ById:
 
 
 class ByPlace:
-    """The product's reader, used as a caller would use it: go on from the last place."""
+    """The product's reader, used like a caller: continue from the last position."""
 
     def __init__(self, reader: PostgresReader, *, limit: int = 100) -> None:
         self._reader = reader
         self._limit = limit
-        self._after: Place = BEGINNING
+        self._after: CompletionCursor = BEGINNING
 
     async def read(self) -> list[str | None]:
         page = await self._reader.completions(self._after, limit=self._limit)
         if page:
-            self._after = page[-1].place
+            self._after = page[-1].cursor
         return [completion.request_id for completion in page]
 
     async def read_up_to(self, count: int) -> list[str | None]:
@@ -76,7 +76,7 @@ class ByPlace:
         return seen
 
 
-async def test_a_late_commit_is_skipped_by_number_and_not_by_place(on: Stage, reader: PostgresReader) -> None:
+async def test_a_late_commit_is_skipped_by_id_and_not_by_position(on: Stage, reader: PostgresReader) -> None:
     began_first, committed_first = await on.request(1), await on.request(2)
     early, late = await on.connect(), await on.connect()
     by_id, by_place = ById(on.admin), ByPlace(reader)
@@ -85,7 +85,7 @@ async def test_a_late_commit_is_skipped_by_number_and_not_by_place(on: Stage, re
     await end(late, began_first)
     await end(early, committed_first)
     seen_by_id, seen_by_place = await by_id.read(), await by_place.read()
-    assert seen_by_place == []  # one is there, but another may still come before it
+    assert seen_by_place == []  # one is stored, but another may still precede it
     await transaction.commit()
     seen_by_id += await by_id.read()
     seen_by_place += await by_place.read_up_to(2)
@@ -94,7 +94,7 @@ async def test_a_late_commit_is_skipped_by_number_and_not_by_place(on: Stage, re
     assert await by_place.read() == []
 
 
-async def test_an_older_transaction_comes_first_though_its_number_is_larger(
+async def test_an_older_transaction_comes_first_though_its_id_is_larger(
     on: Stage, reader: PostgresReader
 ) -> None:
     first, second = await on.request(1), await on.request(2)
@@ -114,7 +114,7 @@ async def test_an_older_transaction_comes_first_though_its_number_is_larger(
     assert seen == ["request-1", "request-2"]
 
 
-async def test_what_is_rolled_back_is_never_read_and_holds_nobody_up_afterwards(
+async def test_a_rolled_back_entry_is_never_read_and_delays_nothing_afterwards(
     on: Stage, reader: PostgresReader
 ) -> None:
     never, always = await on.request(1), await on.request(2)
@@ -129,9 +129,7 @@ async def test_what_is_rolled_back_is_never_read_and_holds_nobody_up_afterwards(
     assert await by_place.read() == []
 
 
-async def test_pages_of_one_transaction_follow_each_other_without_overlap(
-    on: Stage, reader: PostgresReader
-) -> None:
+async def test_pages_of_one_transaction_do_not_overlap(on: Stage, reader: PostgresReader) -> None:
     txs = [await on.request(number) for number in range(1, 6)]
     async with on.admin.transaction():
         for tx in txs[:4]:
@@ -142,19 +140,19 @@ async def test_pages_of_one_transaction_follow_each_other_without_overlap(
     assert await by_place.read() == []
 
 
-async def test_another_databases_transaction_does_not_make_it_skip(
+async def test_a_transaction_of_another_database_causes_no_skip(
     on: Stage, reader: PostgresReader, empty_dsn: str
 ) -> None:
-    """Transactions of the whole cluster count for what is certain; they delay the feed and never tear it."""
+    """Transactions of the whole cluster count; they delay the feed and never leave a gap."""
     tx = await on.request(1)
-    elsewhere = await asyncpg.connect(empty_dsn)
+    other = await asyncpg.connect(empty_dsn)
     by_place = ByPlace(reader)
     try:
-        async with elsewhere.transaction():
-            await elsewhere.execute("SELECT pg_current_xact_id()")
+        async with other.transaction():
+            await other.execute("SELECT pg_current_xact_id()")
             await end(on.admin, tx)
             assert await by_place.read() == []
         seen = await by_place.read_up_to(1)
     finally:
-        await elsewhere.close()
+        await other.close()
     assert seen == ["request-1"]

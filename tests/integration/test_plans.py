@@ -1,7 +1,7 @@
-"""A plan is made once a connection, perhaps while the tables are empty, and kept: it must be right when they have grown.
+"""PostgreSQL plans a statement once per connection, perhaps on empty tables, and keeps the plan: it must still be right later.
 
-So every statement is planned on an empty database, and what it looks up in a table that grows must be found by a key, and
-by more of it than the chain, which all rows may share.
+So the test plans every statement on an empty database. Each lookup in a growing table must use a key, and more of it than the
+chain id, which all rows may share.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import asyncpg
 import pytest
 
-from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import PLANNING
-from fencepost.adapters.postgres.queries import load_all
+from fencepost.adapters.postgres.lane_writer import MAX_ROWS_BY_VALUE
+from fencepost.adapters.postgres.queries import compose, load_all
+from fencepost.adapters.postgres.sources import COMMIT_SOURCES
 
-GROWING = {"managed_tx", "tx_attempt", "journal_sheet", "signer_lease", "signer_nonce_cursor", "signer_use"}
+GROWING = {"managed_tx", "tx_attempt", "journal_batch", "signer_lease", "signer_nonce_cursor", "signer_use"}
 
 READS_ALL = {
-    "newest_ended_blocks": "from the newest on, as many as are asked for",
+    "all_signers": "every signer is what `fencepost restore` compares, once, by hand",
+    "history_begins": "all leases, once in the life of a copy",
     "read_signers": "a page of all signers",
     "read_tx_page": "planned anew each time",
     "read_tx_page_tagged": "planned anew each time",
@@ -32,29 +33,23 @@ READS_ALL = {
 }
 
 
-# A server does not tell how it plans what stands in a function: so these are planned by themselves.
-_FUNCTION = migrate.available()[0].sql.partition("CREATE FUNCTION commit_lane(")[2]
-IN_THE_FUNCTION = [
-    found.replace("PERFORM", "SELECT")
-    for found in re.findall(r"\b(?:PERFORM|UPDATE) [^;]*\bWHERE [^;]*", _FUNCTION)
-]
-
-
-def test_the_function_of_one_lane_looks_up_lease_cursor_and_transactions() -> None:
-    assert [re.findall(r"(?:FROM|UPDATE) ([a-z_]+)", found)[0] for found in IN_THE_FUNCTION] == [
-        "signer_lease",
-        "signer_nonce_cursor",
-        "managed_tx",
-    ]
+# The fenced write with rows by value is planned differently from the one with arrays.
+async def test_the_fenced_write_of_few_rows_finds_them_by_key(dsn: str) -> None:
+    for count in (1, MAX_ROWS_BY_VALUE):
+        sources, first = [], 1
+        for source in COMMIT_SOURCES:
+            sources.append(source.from_values(first, count))
+            first += count * len(source.arguments)
+        assert not await careless(dsn, compose("commit_lanes", sources, load_all()["commit_lanes"].parts))
 
 
 @pytest.mark.parametrize("name", sorted(load_all()))
-async def test_rows_are_found_by_their_keys(dsn: str, name: str) -> None:
+async def test_rows_are_found_by_key(dsn: str, name: str) -> None:
     assert name in READS_ALL or not await careless(dsn, load_all()[name].sql)
 
 
-async def test_no_statement_speaks_of_types_of_our_own(dsn: str) -> None:
-    """The driver would ask what they are, on each connection that meets the statement, and that takes milliseconds."""
+async def test_no_statement_uses_custom_types(dsn: str) -> None:
+    """The driver would look each type up on every connection, which takes milliseconds."""
     connection = await asyncpg.connect(dsn, server_settings=PLANNING)
     try:
         unknown = {}
@@ -67,14 +62,8 @@ async def test_no_statement_speaks_of_types_of_our_own(dsn: str) -> None:
     assert {name: types for name, types in unknown.items() if types} == {}
 
 
-@pytest.mark.parametrize("statement", IN_THE_FUNCTION, ids=lambda text: " ".join(text.split()[:2]))
-async def test_rows_are_found_by_their_keys_in_the_function_of_one_lane(dsn: str, statement: str) -> None:
-    numbers = count(1)
-    assert not await careless(dsn, re.sub(r"\b(?:lane|c)\.[a-z_]+", lambda _: f"${next(numbers)}", statement))
-
-
 async def careless(dsn: str, statement: str) -> list[dict[str, Any]]:
-    """What it would not look up by a key."""
+    """Return what it would not look up by a key."""
     parameters = len(set(re.findall(r"\$\d+", statement)))
     connection = await asyncpg.connect(dsn, server_settings=PLANNING)
     try:
@@ -99,4 +88,4 @@ def _is_by_key(scan: dict[str, Any]) -> bool:
     return scan["Node Type"] == "Tid Scan" or bool(columns)
 
 
-_KEYS = {"tx_id", "signer", "tx_hash", "block_number", "incarnation", "xid", "seq", "moment"}
+_KEYS = {"tx_id", "signer", "tx_hash", "block_number", "incarnation", "xid", "seq", "id_prefix"}

@@ -1,7 +1,7 @@
-"""The ways to lose or repeat a nonce that were found in practice, each as a fixed schedule on a real PostgreSQL.
+"""Known ways to lose or repeat a nonce, each as a fixed schedule on a real PostgreSQL.
 
-A row of the table is one of them: the product passes the schedule, and a planted mutant with exactly that flaw is
-caught by the same check. A schedule that let its mutant through would prove nothing about the product.
+The table has one row per pattern: the product passes the schedule, and the same check catches a mutant with exactly that flaw. A
+schedule that let its mutant through would prove nothing about the product.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from fencepost.adapters.postgres import one_lane
+from fencepost.adapters.postgres import lane_writer
 from fencepost.adapters.postgres.queries import sql
+from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
-from fencepost.application.step import step
-from fencepost.domain import managed
+from fencepost.domain import transaction_state
 from fencepost.domain.ids import Address, Signer
-from fencepost.domain.managed import Entry
 from fencepost.domain.states import CursorState, State
+from fencepost.domain.transaction_state import JournalEntry
 from integration import lanes_on_stage as lanes
 from integration import mutants, schedules, stage
 from integration.stage import SIGNER, Owner, Stage
@@ -80,23 +80,23 @@ TABLE = [
         "a look at the lease without a lock",
         schedules.late_write,
         OURS,
-        {**OURS, "schema": mutants.commit_lane_without("FOR KEY SHARE")},
+        {**OURS, "write": mutants.commit_lanes_without("FOR KEY SHARE OF s")},
         "late write",
     ),
     Row(
-        "a lock on the lease, whoever has it",
+        "a lock on the lease without a check of its holder",
         schedules.write_after_take_over,
         {"write": stage.write},
-        {"write": stage.write, "schema": mutants.commit_lane_without("AND s.fencing_token = lane.token")},
+        {"write": mutants.commit_lanes_without("AND s.fencing_token = l.token")},
         "wrote after the take-over",
     ),
     Row(
         "FOR KEY SHARE, and a take-over that changes no key",
         schedules.late_write,
-        {"write": stage.write, "take_over": mutants.plain_take_over},  # our schema alone holds it up
+        {"write": stage.write, "take_over": mutants.plain_take_over},  # the schema alone delays it
         {"write": stage.write, "take_over": mutants.plain_take_over, "schema": WITHOUT_TOKEN_IN_A_KEY},
         "late write",
-        also_ours={**OURS, "schema": WITHOUT_TOKEN_IN_A_KEY},  # and so does our take-over
+        also_ours={**OURS, "schema": WITHOUT_TOKEN_IN_A_KEY},  # and so does the product's take-over
     ),
     Row(
         "an advisory lock in the statement that checks",
@@ -122,7 +122,7 @@ TABLE = [
     ),
     Row(
         "now() to see who holds",
-        schedules.old_transaction_asks_who_holds,
+        schedules.old_transaction_reads_lease,
         {"is_held": sql("lease_owner")},
         {"is_held": mutants.IS_HELD_BY_START_OF_TRANSACTION},
         "looks held",
@@ -145,7 +145,7 @@ TABLE = [
         "the same node id keeps its token over a restart",
         schedules.restart_under_the_same_name,
         {"take_over": stage.take_over},
-        {"take_over": mutants.take_over_that_knows_its_name},
+        {"take_over": mutants.take_over_by_node_name},
         "still passes the fence",
     ),
     Row(
@@ -167,7 +167,7 @@ TABLE = [
         schedules.release_and_acquire,
         {"release": schedules.release},
         {"release": mutants.release_by_delete},
-        "was given after",
+        "was issued after",
     ),
     Row(
         "the nonce in one transaction, the row in another",
@@ -187,9 +187,9 @@ TABLE = [
     Row(
         "broadcast, then persist",
         lanes.dies_while_sending,
-        {"send_one": step},
+        {"send_one": lane_step},
         {"send_one": lanes.broadcast_then_persist},
-        "nobody has stored",
+        "before they were stored",
     ),
     Row(
         "nonce too low, so take a fresh nonce",
@@ -210,11 +210,11 @@ TABLE = [
 PATTERNS = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.pattern)
 
 
-@pytest.fixture(params=["one lane", "many lanes"])
+@pytest.fixture(params=["by value", "in arrays"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write of a lane that is alone takes another way than that of a lane in a crowd."""
-    if request.param == "many lanes":
-        monkeypatch.setattr(one_lane, "MOST_CHANGES", -1)
+    """Choose how the statement gets its rows: value by value, or in arrays."""
+    if request.param == "in arrays":
+        monkeypatch.setattr(lane_writer, "MAX_ROWS_BY_VALUE", 0)
 
 
 BOTH_WAYS = pytest.mark.usefixtures("way")
@@ -222,13 +222,13 @@ BOTH_WAYS = pytest.mark.usefixtures("way")
 
 @BOTH_WAYS
 @PATTERNS
-async def test_ours_is_safe(on: Stage, row: Row) -> None:
+async def test_the_product_is_safe(on: Stage, row: Row) -> None:
     assert await row.schedule(on, **row.ours) is None
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("row", [row for row in TABLE if row.also_ours], ids=lambda row: row.pattern)
-async def test_ours_is_safe_in_the_other_way_too(on: Stage, row: Row) -> None:
+async def test_the_product_is_safe_with_the_other_statement_too(on: Stage, row: Row) -> None:
     assert await row.schedule(on, **row.also_ours) is None
 
 
@@ -242,9 +242,11 @@ async def test_the_mutant_is_caught(on: Stage, row: Row) -> None:
 # ---- tokens
 
 
-async def test_tokens_carry_the_timeline_and_strictly_rise(on: Stage) -> None:
+async def test_tokens_contain_the_timeline_and_strictly_rise(on: Stage) -> None:
     timeline = await on.admin.fetchval("SELECT timeline_id FROM pg_control_checkpoint()")
-    tokens = [(await on.acquire(on.old)).token for _ in range(3)]  # its own lease: a new term all the same
+    tokens = [
+        (await on.acquire(on.old)).token for _ in range(3)
+    ]  # re-acquiring its own lease still begins a new term
     await on.expire()
     tokens.append((await on.acquire(on.new)).token)
     first = (timeline << 40) + 1
@@ -254,10 +256,8 @@ async def test_tokens_carry_the_timeline_and_strictly_rise(on: Stage) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-async def test_a_token_is_above_what_is_stored_and_above_what_an_older_timeline_gave(
-    on: Stage, ahead: int
-) -> None:
-    """A promoted replica that lost the last commits is a timeline further; here the stored token is moved instead."""
+async def test_a_token_is_above_stored_ones_and_those_of_an_older_timeline(on: Stage, ahead: int) -> None:
+    """A promoted replica without the last commits has a higher timeline; the test changes the stored token instead."""
     timeline = (await on.acquire(on.old)).token >> 40
     await on.admin.execute("DELETE FROM lease_term")
     stored = ((timeline - 1 + ahead) << 40) + 7
@@ -266,13 +266,13 @@ async def test_a_token_is_above_what_is_stored_and_above_what_an_older_timeline_
     assert token == max(stored, timeline << 40) + 1
 
 
-async def test_only_one_of_many_gets_a_free_lease(on: Stage) -> None:
+async def test_only_one_of_many_nodes_gets_a_free_lease(on: Stage) -> None:
     terms = [await (await on.ledger(Owner(f"node {i}"))).acquire([SIGNER]) for i in range(3)]
     assert [len(term) for term in terms] == [1, 0, 0]
 
 
-async def test_lease_rows_are_made_in_one_order_whatever_the_order_of_asking(on: Stage) -> None:
-    """Two nodes that made the same rows in opposite orders would be each other's deadlock."""
+async def test_lease_rows_are_created_in_one_order(on: Stage) -> None:
+    """Two nodes that created the same rows in opposite orders could deadlock."""
     signers = [Signer(chain_id, Address(f"0x{number:040x}")) for chain_id in (1, 2) for number in range(20)]
     keys = [signer.chain_id for signer in signers[::-1]], [signer.address for signer in signers[::-1]]
     await on.admin.execute(sql("lease_insert_missing"), *keys)
@@ -281,7 +281,7 @@ async def test_lease_rows_are_made_in_one_order_whatever_the_order_of_asking(on:
 
 
 @BOTH_WAYS
-async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> None:
+async def test_no_write_of_the_old_term_passes_after_a_take_over(on: Stage) -> None:
     tx = await on.request()
     old = await on.acquire(on.old)
     await on.expire()
@@ -300,7 +300,7 @@ async def test_after_a_take_over_nothing_of_the_old_term_passes(on: Stage) -> No
 
 
 async def refused_whole(on: Stage, write: LaneWrite) -> None:
-    """Under the right token, but not on what is stored: nothing of it is written."""
+    """Assert that a write with the right token but a stale expectation is rejected as a whole."""
     before, journal = await on.rows(), await on.admin.fetchval("SELECT count(*) FROM journal")
     cursor = await on.admin.fetchrow("SELECT next_nonce, state FROM signer_nonce_cursor")
     written = await (await on.ledger(on.old)).commit(write)
@@ -311,24 +311,24 @@ async def refused_whole(on: Stage, write: LaneWrite) -> None:
 
 
 @BOTH_WAYS
-async def test_a_row_that_moved_refuses_the_whole_write(on: Stage) -> None:
+async def test_a_changed_row_rejects_the_whole_write(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)
     write = stage.allocation(tx, nonce=0, before=None, term=term)
     assert (await (await on.ledger(on.old)).commit(write)).applied
-    stale = write.changes[0].after.changed(version=tx.version)  # the row has moved on since then
-    step = managed.claimed(stale, due_s=1.0, resubmit=False)
-    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, step.tx, step.entries),)))
+    stale = write.changes[0].after.changed(version=tx.version)  # the row has changed since then
+    lane_step = transaction_state.claim_send(stale, due_s=1.0, resubmit=False)
+    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(stale, lane_step.tx, lane_step.entries),)))
 
 
 @BOTH_WAYS
-async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
+async def test_a_changed_cursor_rejects_the_whole_write(on: Stage) -> None:
     first, second = await on.request(1), await on.request(2)
     term = await on.acquire(on.old)
     write = stage.allocation(first, nonce=0, before=None, term=term)
     assert (await (await on.ledger(on.old)).commit(write)).applied
     now = Cursor(next_nonce=1, start_nonce=0)
-    for remembered in (None, now.changed(next_nonce=0), now.changed(state=CursorState.PAUSED)):
+    for remembered in (None, now.changed(next_nonce=0), now.changed(state=CursorState.PROTECT)):
         await refused_whole(on, stage.allocation(second, nonce=1, before=remembered, term=term))
     assert (
         await (await on.ledger(on.old)).commit(stage.allocation(second, nonce=1, before=now, term=term))
@@ -336,8 +336,8 @@ async def test_a_cursor_that_moved_refuses_the_whole_write(on: Stage) -> None:
 
 
 @BOTH_WAYS
-async def test_a_step_that_the_table_of_states_does_not_have_is_refused(on: Stage) -> None:
+async def test_a_transition_outside_the_state_table_is_rejected(on: Stage) -> None:
     tx = await on.request()
     term = await on.acquire(on.old)
     jumped = tx.changed(state=State.SUBMITTED, nonce=0)
-    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(tx, jumped, (Entry("Jump"),)),)))
+    await refused_whole(on, LaneWrite(term=term, changes=(TxChange(tx, jumped, (JournalEntry("Jump"),)),)))

@@ -1,4 +1,4 @@
-"""The oldest and the newest PostgreSQL that can be had here, and empty databases on either."""
+"""The oldest and the newest available PostgreSQL, with an empty database on each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from fencepost.dev.postgres import EmbeddedPostgres, embedded_postgres
-from fix_postgres import _fresh_database, run_folder
+from fixtures.postgres import _fresh_database, run_folder
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -29,7 +29,7 @@ async def empty_dsn_of_each(
 
 @pytest_asyncio.fixture
 async def empty(empty_dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection that looks at the empty database."""
+    """Open a connection to the empty database."""
     connection = await asyncpg.connect(empty_dsn)
     try:
         yield connection

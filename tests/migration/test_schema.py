@@ -1,6 +1,6 @@
-"""What the migrations add up to, written down in `schema.txt`: a change of the schema is seen in review.
+"""The schema that the migrations produce, stored in `schema.txt` so that a review shows each change.
 
-FENCEPOST_UPDATE_SCHEMA=1 ./dev test tests/migration/test_schema.py     writes the file anew
+FENCEPOST_UPDATE_SCHEMA=1 ./dev test tests/migration/test_schema.py    writes the file again
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnot
  ORDER BY a.attnum
 """
 
-# From PostgreSQL 18 on, NOT NULL is a constraint with a name; it stands with the column here.
+# From PostgreSQL 18 on, NOT NULL is a named constraint; this listing shows it with the column.
 _CONSTRAINTS = """
 SELECT conname AS name, pg_get_constraintdef(oid) AS definition
   FROM pg_constraint WHERE conrelid = $1::text::regclass AND contype <> 'n'
@@ -92,7 +92,7 @@ async def schema_of(dsn: str) -> str:
         await connection.close()
 
 
-async def test_the_migrations_add_up_to_what_is_written_down(empty_dsn_of_each: str) -> None:
+async def test_the_migrations_produce_the_stored_schema(empty_dsn_of_each: str) -> None:
     await migrate.apply(empty_dsn_of_each)
     schema = await schema_of(empty_dsn_of_each)
     if os.environ.get("FENCEPOST_UPDATE_SCHEMA") == "1":
@@ -102,7 +102,7 @@ async def test_the_migrations_add_up_to_what_is_written_down(empty_dsn_of_each: 
     )
 
 
-async def test_the_database_allows_the_steps_of_the_domain_and_no_others(dsn: str) -> None:
+async def test_the_database_allows_exactly_the_transitions_of_the_domain(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         rows = await connection.fetch(
@@ -129,7 +129,7 @@ _LIVE_WITH = {  # live or not, with a nonce, in a block: None where either is ri
 }
 
 
-async def test_the_database_knows_what_each_state_must_have(dsn: str) -> None:
+async def test_the_database_enforces_the_required_columns_of_each_state(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         rows = await connection.fetch(
@@ -138,11 +138,11 @@ async def test_the_database_knows_what_each_state_must_have(dsn: str) -> None:
             "       (VALUES (NULL::bigint), (7)) n (nonce), (VALUES (NULL::bigint), (9)) b (block),"
             "       (VALUES (NULL), ('0x')) h (hash), (VALUES (NULL), (now())) f (finished_at)"
             " WHERE managed_tx_stands(s.state, l.is_live, n.nonce, b.block, h.hash, f.finished_at)",
-            [*State, "ELSEWHERE"],
+            [*State, "UNKNOWN"],
         )
     finally:
         await connection.close()
-    # Each is there once: with one ending time or none as it is live, with a whole block or none.
+    # Each combination once: a finishing time unless it is live, a whole block or none.
     assert sorted(map(tuple, rows)) == sorted(
         (state.value, is_live, has_nonce, has_block)
         for state, (is_live, nonce, block) in _LIVE_WITH.items()

@@ -1,4 +1,4 @@
-"""`./dev mutants`: plant each flaw, and show what catches it. Ends with 1 when a schedule missed one, or many seeds did."""
+"""Implement `./dev mutants`: plant each flaw, and show what catches it. Exit code 1 if too few are caught."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 from rich.progress import track
 
-from fencepost.cli.tables import console, table
-from fencepost.lab.machine import machine
+from fencepost.cli.rendering import console, table
+from lab.machine import machine
 from mutants.catalogue import MUTANTS
-from mutants.score import MOST_SEEDS, scores, summary
+from mutants.score import MAX_SEEDS, scores, summary
 
 LEAST_BY_SIMULATOR_PERCENT = 95.0
 SQL_TABLE = "tests/integration/test_unsafe_patterns.py"
 
 
 class _Counted:
-    """The statements that need a real PostgreSQL have a table of their own; its tests are its score."""
+    """Count the results of the mutants that need a real PostgreSQL: each is a test of its own."""
 
     def __init__(self) -> None:
         self.rows: dict[str, bool] = {}
@@ -34,7 +34,7 @@ class _Counted:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-@click.option("--seeds", type=click.IntRange(1, 100_000), default=MOST_SEEDS, show_default=True)
+@click.option("--seeds", type=click.IntRange(1, 100_000), default=MAX_SEEDS, show_default=True)
 @click.option("--without-sql", is_flag=True, help="Leave out the statements that need a PostgreSQL.")
 def main(*, as_json: bool, seeds: int, without_sql: bool) -> None:
     err = Console(stderr=True, highlight=False)

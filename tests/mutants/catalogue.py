@@ -1,7 +1,7 @@
-"""The mutants: every way to lose or repeat a nonce that was seen in practice, and more that somebody could write.
+"""All mutants: ways to lose or repeat a nonce that were seen in practice, and others.
 
-Each changes one function of the program, or one rule of the simulated database. Those that need SQL of their own stand
-in `integration/test_unsafe_patterns.py`; here is everything that a lane, a node or a lease can do wrong.
+Each changes one function of the program, or one rule of the in-memory database. Those that need SQL are in
+`integration/test_unsafe_patterns.py`; here are the flaws of lanes, nodes and leases.
 """
 
 from __future__ import annotations
@@ -102,9 +102,20 @@ MUTANTS = [
         "one node's word moves the sequence", send_flaws.adopted_at_first_sight, "one node lies for a moment"
     ),
     Mutant(
+        "a chain nonce above ours is adopted without finding out who consumed it",
+        send_flaws.adopted_without_attribution,
+        "an older copy takes the database's place",
+        is_of_part_one=True,
+    ),
+    Mutant(
+        "what a restored copy has attached ends the doubt",
+        send_flaws.attached_and_trusted,
+        "an older snapshot takes the database's place, and pools forget",
+    ),
+    Mutant(
         "nonces are given though the database lost commits",
         send_flaws.history_trusted,
-        "the database loses commits",
+        "a pool forgets some of what the database lost",
     ),
     Mutant(
         "a chain that shows nothing above our cursor ends the doubt",
@@ -124,17 +135,17 @@ MUTANTS = [
     Mutant(
         "a signer that was forgotten is a new one",
         database_flaws.forgotten_signers_are_new,
-        "the database loses a signer's beginning",
+        "the database loses a signer's beginning, and a pool forgets some of it",
     ),
     Mutant(
         "a doubt that lives in memory only",
         database_flaws.doubt_in_memory,
-        "the database loses commits, people write the cursor, and owners die",
+        "a pool forgets, people write the cursor, and owners die",
     ),
     Mutant(
         "a database that lost commits gives a token again",
         database_flaws.token_without_its_timeline,
-        "the database loses commits",
+        "a pool forgets some of what the database lost",
     ),
     Mutant(
         "a lease is taken before its end",
@@ -151,14 +162,15 @@ MUTANTS = [
     Mutant(
         "a take-over does not look back",
         chain_flaws.take_over_does_not_look_back,
-        "a fork below a full window, while nobody runs",
+        "a fork below a full window, while no node runs",
     ),
     Mutant(
         "a block beyond the view stands", chain_flaws.beyond_the_view_stands, "views that are behind a fork"
     ),
     Mutant(
-        "a start that does not look back", chain_flaws.start_does_not_look_back, "a fork while nobody runs"
+        "a start that does not look back", chain_flaws.start_does_not_look_back, "a fork while no node runs"
     ),
+    Mutant("an endpoint may serve any chain", chain_flaws.any_chain_will_do, "endpoints serve another chain"),
     Mutant("a take-over forgets PROTECT", lease_flaws.protect_forgotten, "people protect, and owners die"),
     Mutant("a hint that is lost is never made up for", lease_flaws.only_hints, "hints get lost"),
     Mutant(

@@ -1,18 +1,19 @@
-"""Flaws of looking at the chain: receipts, forks, depth, strangers."""
+"""Flaws of reading the chain: receipts, forks, depth, foreign transactions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fencepost.application import reconcile, step, sweep, track
+from fencepost.application import batch_step, lane_step, reconcile, track
 from fencepost.application.lane import Lane
 from fencepost.domain import confirmations
-from fencepost.domain.confirmations import Confirmations, Standing
+from fencepost.domain.confirmations import BlockStatus, Confirmations
 from fencepost.domain.ids import TxHash
-from fencepost.domain.managed import ManagedTx, Receipt
-from fencepost.runtime import following, forks
-from fencepost.runtime.following import Following
+from fencepost.domain.transaction_state import ManagedTx, Receipt
+from fencepost.runtime import head_follower, pending_forks
+from fencepost.runtime.head_follower import HeadFollower
+from lab.sim.ports import ChainPort
 from mutants.planting import Change
 
 
@@ -25,7 +26,7 @@ def latest_attempt_only() -> list[Change]:
 
     return [
         (track, "hashes_of", hashes_of),
-        (sweep, "hashes_of", hashes_of),
+        (batch_step, "hashes_of", hashes_of),
         (track, "receipt_of", receipt_of),
     ]
 
@@ -35,10 +36,10 @@ def ignores_forks() -> list[Change]:
 
     def confirm(block: Any, view: Any, **kwargs: Any) -> Confirmations:
         said = honest(block, view, **kwargs)
-        if said.standing is not Standing.ORPHANED:
+        if said.block_status is not BlockStatus.ORPHANED:
             return said
         deep = kwargs["required"] is not None and view.head - block.number >= kwargs["required"]
-        return said.changed(standing=Standing.CANONICAL, new_fork=False, is_final=deep)
+        return said.changed(block_status=BlockStatus.CANONICAL, new_fork=False, is_final=deep)
 
     return [(track, "confirm", confirm)]
 
@@ -54,17 +55,17 @@ def no_depth() -> list[Change]:
 
 def ended_is_ended() -> list[Change]:
     async def nothing(lane: Lane, **_: Any) -> int:
-        lane.forked_at = None
+        lane.blocks.forked_at = None
         return 0
 
-    return [(step, "reopen_undone", nothing), (reconcile, "reopen_undone", nothing)]
+    return [(lane_step, "reopen_undone", nothing), (reconcile, "reopen_undone", nothing)]
 
 
 def strangers_overlooked() -> list[Change]:
     async def nothing(_lane: Lane, _missing: Any) -> None:
         return
 
-    return [(track, "_judge_missing", nothing)]
+    return [(track, "_handle_missing", nothing)]
 
 
 def protect_sends() -> list[Change]:
@@ -72,7 +73,7 @@ def protect_sends() -> list[Change]:
 
 
 def take_over_does_not_look_back() -> list[Change]:
-    """What has ended is looked at when a fork is seen, and only then."""
+    """Check ended transactions only when a fork is seen, not at a take-over."""
 
     async def nothing(_lane: Lane, **_: Any) -> int:
         return 0
@@ -81,28 +82,37 @@ def take_over_does_not_look_back() -> list[Change]:
 
 
 def _forks_die_with_their_lane() -> list[Change]:
-    """Otherwise a node that has seen a fork makes up for what a take-over does not do."""
-    return [(forks, "FORK_KEPT_S", -1.0), (following, "ASK_AFTER_S", (0.0,))]
+    """Drop pending forks with their lane; otherwise the node would make up for the flaw."""
+    return [(pending_forks, "FORK_TTL_S", -1.0), (head_follower, "CHECK_DELAYS_S", (0.0,))]
 
 
 def beyond_the_view_stands() -> list[Change]:
-    """What ended in a block that the view has not reached is taken for standing, once and for all."""
+    """Assume that a block which the view has not reached is canonical for ever."""
     honest = reconcile._is_undone
 
     async def is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
         undone = await honest(lane, tx, latest)
-        lane.unseen_from = None
+        lane.blocks.unseen_from = None
         return undone
 
     return [
         (reconcile, "_is_undone", is_undone),
         *_forks_die_with_their_lane(),
-        *start_does_not_look_back(),  # whoever comes back would find it
+        *start_does_not_look_back(),  # a restarted node would find it
     ]
 
 
-def start_does_not_look_back() -> list[Change]:
-    async def nothing(_self: Following, _chain_id: int) -> None:
+def any_chain_will_do() -> list[Change]:
+    """Never check again which chain an endpoint serves."""
+
+    async def nothing(_self: ChainPort) -> None:
         return
 
-    return [(Following, "_look_back", nothing)]
+    return [(ChainPort, "check_identity", nothing)]
+
+
+def start_does_not_look_back() -> list[Change]:
+    async def nothing(_self: HeadFollower, _chain_id: int) -> None:
+        return
+
+    return [(HeadFollower, "_check_ended_blocks", nothing)]

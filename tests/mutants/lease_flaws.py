@@ -1,4 +1,4 @@
-"""Flaws of terms: what an owner does that is none any more, or has just become one."""
+"""Flaws of terms: what a process does after its lease was lost, or just after it was acquired."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fencepost.application import step
+from fencepost.application import lane_step
 from fencepost.application.lane import Lane
 from fencepost.application.ports import LaneState
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import CursorState
 from fencepost.errors import Fenced
-from fencepost.lab.sim.ledger import FakeLedger
-from fencepost.runtime import lanes as lanes_module
+from fencepost.runtime import lane_scheduler
+from fencepost.testing import InMemoryLedger
 from mutants.planting import Change
 
 
 def no_reconcile() -> list[Change]:
     async def nothing(lane: Lane) -> None:
-        state = await lane.ledger.load(lane.signer, queue_limit=lane.policy.read_ahead)
-        lane.adopt(replace(state, in_flight=()), queue_limit=lane.policy.read_ahead)
+        state = await lane.ports.ledger.load(lane.signer, queue_limit=lane.settings.read_ahead)
+        lane.adopt(replace(state, in_flight=()), queue_limit=lane.settings.read_ahead)
         lane.reconciled = True
 
-    return [(step, "reconcile", nothing)]
+    return [(lane_step, "reconcile", nothing)]
 
 
 def trusts_for_ever() -> list[Change]:
@@ -31,7 +31,7 @@ def trusts_for_ever() -> list[Change]:
 
 
 def goes_on_after_fenced() -> list[Change]:
-    honest = step.step
+    honest = lane_step.lane_step
 
     async def go_on(lane: Lane, at_most: int) -> float | None:
         try:
@@ -40,11 +40,11 @@ def goes_on_after_fenced() -> list[Change]:
             lane.reconciled = False
             return 1.0
 
-    return [(lanes_module, "step", go_on)]
+    return [(lane_scheduler, "lane_step", go_on)]
 
 
 def protect_forgotten() -> list[Change]:
-    """A take-over begins with a clean slate."""
+    """Forget PROTECT at a take-over."""
     honest = Lane.adopt
 
     def adopt(self: Lane, state: LaneState, *, queue_limit: int) -> None:
@@ -52,13 +52,13 @@ def protect_forgotten() -> list[Change]:
         if self.cursor is not None and self.cursor.state is CursorState.PROTECT:
             self.cursor = self.cursor.changed(state=CursorState.ACTIVE, reason=None)
 
-    return [(Lane, "adopt", adopt), (FakeLedger, "_check_cursor", lambda *_: None)]
+    return [(Lane, "adopt", adopt), (InMemoryLedger, "_check_cursor", lambda *_: None)]
 
 
 def only_hints() -> list[Change]:
-    """Whoever has work will say so."""
+    """Never poll for work; rely on hints."""
 
-    async def nothing(_self: FakeLedger, *_: Any, **__: Any) -> Sequence[Signer]:
+    async def nothing(_self: InMemoryLedger, *_: Any, **__: Any) -> Sequence[Signer]:
         return []
 
-    return [(FakeLedger, "signers_with_work", nothing)]
+    return [(InMemoryLedger, "signers_with_work", nothing)]

@@ -1,4 +1,4 @@
-"""A mutant: one flaw that can be switched on, a schedule that must notice it, and nothing else changed."""
+"""A mutant: one flaw that can be switched on, and the schedule that must catch it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ Change = tuple[Any, str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
+    """One flaw, its schedule, and the changes that plant it."""
+
     name: str
-    changes: Callable[[], list[Change]]  # whose attribute becomes what
+    changes: Callable[[], list[Change]]  # owner, attribute, new value
     schedule: str
-    is_of_part_one: bool = False  # a pattern that was seen in practice, as opposed to one that we made up
+    is_of_part_one: bool = False  # a pattern that was seen in practice
 
     @contextmanager
     def planted(self) -> Iterator[None]:
+        """Plant the flaw until the body ends."""
         changes = self.changes()
         before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
         for owner, name, value in changes:

@@ -1,11 +1,11 @@
-"""Fixed worlds, each made to go wrong at one place: whoever has the flaw that this place punishes is caught there."""
+"""Fixed plans, each of which makes one kind of flaw visible."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from fencepost.lab.sim.plan import MIXED, TTL_S, Asked, Fault, Plan, Setup
+from lab.sim.plan import MIXED, TTL_S, Fault, Plan, PlannedRequest, Setup
 
 _SETUP = Setup(
     nodes=2,
@@ -35,9 +35,11 @@ def _plan(
     variants: int = 1,
     **setup: object,
 ) -> tuple[Plan, ...]:
-    """Variants differ in how long each call takes, and so in who comes first."""
+    """Make a plan; its variants differ in the delays of calls, and so in their order."""
     asked = tuple(
-        Asked(number=number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=number in by_handlers)
+        PlannedRequest(
+            number=number, at_s=1.5 + every_s * (number - 1), signer=0, by_handler=number in by_handlers
+        )
         for number in range(1, requests + 1)
     )
     chosen = replace(_SETUP, **setup)  # type: ignore[arg-type]  # fields by name
@@ -45,7 +47,7 @@ def _plan(
 
 
 def _both(kind: str, call: str, nth: int, *, length_s: float = 0.0, flavour: str = "") -> tuple[Fault, Fault]:
-    """At whichever node it is that works."""
+    """Plan the same fault at both nodes, because either may hold the lease."""
     first, second = (
         Fault(kind, slot=slot, call=call, nth=nth, length_s=length_s, flavour=flavour) for slot in (0, 1)
     )
@@ -53,7 +55,7 @@ def _both(kind: str, call: str, nth: int, *, length_s: float = 0.0, flavour: str
 
 
 def _zombies(*calls: str, how: str = "pause_before", length_s: float = LONG_S) -> tuple[Fault, ...]:
-    """Paused for longer than a lease, at the first few of these calls."""
+    """Pause nodes for longer than a lease at the first few of these calls."""
     return tuple(
         Fault(how, slot=slot, call=call, nth=nth, length_s=length_s)
         for slot in (0, 1)
@@ -63,7 +65,7 @@ def _zombies(*calls: str, how: str = "pause_before", length_s: float = LONG_S) -
 
 
 def _woken_during_the_take_over() -> tuple[Plan, ...]:
-    """The next owner has the lease but is slow to read; then the old one wakes up, with its write in its hands."""
+    """Let the next lease holder read slowly, while the previous one wakes up with a write in progress."""
     return tuple(
         plan
         for nth in range(2, 9)
@@ -78,7 +80,7 @@ def _woken_during_the_take_over() -> tuple[Plan, ...]:
 
 
 def _pool_forgets_what_was_lost(at_s: float, lost_s: float, *, evicted: int) -> tuple[Plan, ...]:
-    """Functions that nobody has any more get no nonce again: what is asked for next moves down to theirs."""
+    """Lose handlers with their process, so that later requests get their nonces."""
     return tuple(
         plan
         for size in range(3)
@@ -91,6 +93,24 @@ def _pool_forgets_what_was_lost(at_s: float, lost_s: float, *, evicted: int) -> 
             every_s=0.7,
             length_s=30.0,
             by_handlers=[number for number in range(1, 15) if number % (evicted + 1) != kept],
+        )
+    )
+
+
+def _lowest_forgotten(*more: Fault, at_s: float, lost_s: float) -> tuple[Plan, ...]:
+    """Send one window of a long queue; then a pool drops its lowest nonce, and the database loses all of it."""
+    return tuple(
+        plan
+        for in_turn, kept in ((2, 0), (3, 1))
+        for plan in _plan(
+            Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + 3.0),
+            Fault("evicted", at_s=at_s - 0.05, flavour="lowest"),
+            Fault("fail_over", at_s=at_s, length_s=lost_s),
+            *more,
+            requests=24,
+            every_s=0.15,
+            length_s=30.0,
+            by_handlers=[number for number in range(1, 25) if number % in_turn != kept],
         )
     )
 
@@ -126,14 +146,16 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         *(f for nth in range(2, 9) for f in _both("db_answer_lost", "commit", nth)), requests=6, variants=3
     ),
     "answers of sends get lost": _plan(
-        *(f for nth in (1, 2, 3) for f in _both("rpc_answer_lost", "send", nth)), requests=6
+        *(f for nth in (1, 2, 3) for f in _both("rpc_answer_lost", "send", nth)), requests=6, variants=6
     ),
     "sends do not arrive": _plan(
         *(f for nth in (1, 2, 3) for f in _both("rpc_refused", "send", nth)), requests=6
     ),
     "callers ask again": _plan(*(Fault("accept_answer_lost", at_s=1.0, size=number) for number in (1, 2, 3))),
     "pools forget": _plan(*_often("evicted", every_s=0.7, times=40)),
-    "nobody mines for a while": _plan(Fault("fee_spike", at_s=2.0, length_s=25.0), bump=True, length_s=50.0),
+    "no block includes them for a while": _plan(
+        Fault("fee_spike", at_s=2.0, length_s=25.0), bump=True, length_s=50.0
+    ),
     "no blocks for long": _plan(Fault("no_blocks", at_s=1.0, length_s=20.0), bump=True, length_s=40.0),
     "bumps do not arrive": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),
@@ -190,17 +212,82 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
             Fault("fail_over", at_s=at_s, length_s=lost_s), requests=14, length_s=30.0, max_in_flight=2
         )
     ),
+    "an older copy takes the database's place": tuple(
+        plan
+        for flavour in ("copy", "snapshot")
+        for strict in (False, True)
+        for at_s in (9.0, 12.1)
+        for plan in _plan(
+            Fault("restored", at_s=at_s, length_s=5.0, flavour=flavour),
+            requests=8,
+            every_s=0.9,
+            length_s=40.0,
+            strict=strict,
+        )
+    ),
+    "an older snapshot takes the database's place, and pools forget": tuple(
+        plan
+        for at_s, lost_s in ((6.5, 4.0), (7.3, 5.0))
+        for stopped_s in (1.0, 1.5)
+        for plan in _plan(
+            Fault("no_blocks", at_s=at_s - stopped_s, length_s=stopped_s + 2.0),
+            Fault("evicted", at_s=at_s - 0.05, flavour="lowest"),
+            Fault("restored", at_s=at_s, length_s=lost_s, flavour="snapshot"),
+            requests=24,
+            every_s=0.15,
+            length_s=35.0,
+            by_handlers=[number for number in range(1, 25) if number % 3 != 1],
+        )
+    ),
     "a pool forgets some of what the database lost": tuple(
         plan
-        for at_s in (7.3, 8.1, 8.9)
-        for lost_s in (1.5, 2.5)
-        for plan in _pool_forgets_what_was_lost(at_s, lost_s, evicted=1)
+        for at_s in (8.1, 8.9, 9.7)
+        for lost_s in (1.7, 2.5)
+        for plan in (
+            *_pool_forgets_what_was_lost(at_s, lost_s, evicted=1),
+            *_lowest_forgotten(at_s=at_s, lost_s=lost_s),
+        )
     ),
     "a pool forgets most of what the database lost": tuple(
         plan
-        for at_s in (8.9, 10.1, 11.7)
-        for lost_s in (2.5, 3.3)
-        for plan in _pool_forgets_what_was_lost(at_s, lost_s, evicted=2)
+        for at_s in (9.7, 10.5)
+        for lost_s in (1.7, 2.5, 3.3)
+        for plan in _plan(
+            Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + 3.0),
+            *(Fault("evicted", at_s=at_s - 0.05 - 0.05 * n, flavour="lowest") for n in range(2)),
+            Fault("fail_over", at_s=at_s, length_s=lost_s),
+            requests=24,
+            every_s=0.15,
+            length_s=30.0,
+            by_handlers=[number for number in range(1, 25) if number % 4],
+        )
+    ),
+    "the database loses a signer's beginning, and a pool forgets some of it": tuple(
+        plan
+        for by_handlers in ([1], [1, 3])
+        for stopped_s in (3.0, 6.0)
+        for plan in _plan(
+            Fault("no_blocks", at_s=0.5, length_s=3.6 + stopped_s),
+            Fault("evicted", at_s=3.5, size=2),
+            Fault("fail_over", at_s=3.6, length_s=1.7),
+            requests=5,
+            every_s=0.25,
+            length_s=30.0,
+            by_handlers=by_handlers,
+        )
+    ),
+    "a pool forgets, people write the cursor, and owners die": tuple(
+        plan
+        for at_s in (8.1, 9.7)
+        for lost_s in (1.7, 2.5)
+        for asked_s, dead_s in ((1.5, 3.0), (1.5, 8.0), (2.5, 5.0), (3.5, 6.0))
+        for plan in _lowest_forgotten(
+            Fault("asked", at_s=at_s + asked_s, flavour="pause"),
+            Fault("asked", at_s=at_s + asked_s + 0.1, flavour="unpause"),
+            *(Fault("killed", at_s=at_s + dead_s, slot=slot, length_s=1.0) for slot in (0, 1)),
+            at_s=at_s,
+            lost_s=lost_s,
+        )
     ),
     "the database loses a signer's beginning": tuple(
         plan
@@ -238,12 +325,12 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
             length_s=35.0,
         )
     ),
-    "a fork while nobody runs": _plan(
+    "a fork while no node runs": _plan(
         Fault("fork_unwatched", at_s=14.0, length_s=3.0, size=6, flavour="included"),
         length_s=20.0,
         required=0,
     ),
-    "a fork below a full window, while nobody runs": tuple(
+    "a fork below a full window, while no node runs": tuple(
         plan
         for at_s in (8.0, 11.0, 14.0)
         for plan in _plan(
@@ -257,7 +344,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     ),
     "views that are behind a fork": tuple(
         plan
-        for at_s in (9.0, 12.0, 15.0)
+        for at_s in (9.0, 10.5, 12.0, 13.5, 15.0)
         for owner in (0, 1)
         for plan in _plan(
             Fault("blocks_lag", at_s=at_s, slot=1 - owner, size=14, length_s=20.0),
@@ -280,6 +367,20 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         requests=20,
         every_s=0.8,
         variants=6,
+    ),
+    "endpoints serve another chain": tuple(
+        plan
+        for flavour in ("lone", "one of two")
+        for size in (-3, 2, 600)
+        for at_s in (1.0, 7.0)  # before or while the sequence begins
+        for plan in _plan(
+            *(
+                Fault("repointed", at_s=at_s, slot=slot, length_s=8.0, size=size, flavour=flavour)
+                for slot in (0, 1)
+            ),
+            requests=8,
+            variants=4,
+        )
     ),
     "people cancel": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),

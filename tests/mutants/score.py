@@ -1,4 +1,4 @@
-"""The score: which mutants the fixed schedules catch, and after how many seeds the simulator does."""
+"""Score the mutants: which ones the fixed schedules catch, and after how many seeds the simulator does."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fencepost.lab.sim.run import run_plan, run_seed
+from lab.sim.run import run_plan, run_seed
 from mutants.catalogue import MUTANTS
 from mutants.planting import Mutant
 from mutants.schedules import SCHEDULES
 
-MOST_SEEDS = 600
+MAX_SEEDS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     name: str
     schedule: str
-    by_schedule: str | None  # what was noticed
-    by_seed: int | None  # the first seed that noticed something
+    by_schedule: str | None  # the violation that was found
+    by_seed: int | None  # the first seed that found a violation
     noticed: str | None = None
 
 
@@ -55,7 +55,7 @@ def score_of(job: tuple[int, int]) -> Score:
     )
 
 
-def scores(*, most_seeds: int = MOST_SEEDS, processes: int = 2) -> Iterator[Score]:
+def scores(*, most_seeds: int = MAX_SEEDS, processes: int = 2) -> Iterator[Score]:
     jobs = [(index, most_seeds) for index in range(len(MUTANTS))]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap(score_of, jobs)

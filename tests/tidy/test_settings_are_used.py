@@ -1,4 +1,4 @@
-"""Every setting that exists is read by somebody and explained to everybody."""
+"""Every setting is read by the program and documented."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sources() -> list[Path]:
 
 
 def owner_and_attribute(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """`settings.lease.duration_s`, `self._lease.duration_s` and `lease.duration_s` all give (lease, duration_s)."""
+    """Return owner and attribute: `settings.lease.duration_s`, `self._lease.duration_s` and `lease.duration_s` all give (lease, duration_s)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             match node.value:
@@ -31,7 +31,7 @@ def owner_and_attribute(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def accepted_readings() -> dict[str, set[tuple[str, str]]]:
-    """Setting to the readings that count: one of them has to stand somewhere."""
+    """Map each setting to the expressions that count as reading it; the source must contain one of them."""
     readings: dict[str, set[tuple[str, str]]] = {"keys.private_keys": {("keys", "private_keys")}}
     for key, declared in DECLARED.items():
         group, _, attribute = declared.attribute.rpartition(".")
@@ -39,12 +39,12 @@ def accepted_readings() -> dict[str, set[tuple[str, str]]]:
     for key, declared in CHAIN_KEYS.items():
         readings[f"chains.NAME.{key}"] = {("chain", declared.attribute), ("chains", declared.attribute)}
     for key, declared in SIGNER_KEYS.items():
-        # `signer_policy` answers for these, with the signer's own values where it has some.
-        readings[declared.key].add(("policy", key))
+        # `signer_settings` returns these, with the signer's own values where it has some.
+        readings[declared.key].add(("of_signer", key))
     return readings
 
 
-def test_the_scan_sees_a_reading_where_there_is_one() -> None:
+def test_the_scan_finds_a_reading() -> None:
     tree = ast.parse(
         "wait(settings.lease.duration_s); self._lease.skew_allowance_s; s.chains[n].id; lease.written = 1"
     )
@@ -61,7 +61,7 @@ def test_every_setting_is_read() -> None:
     assert not unread, "settings that nothing reads: " + ", ".join(unread)
 
 
-def test_every_setting_is_explained_in_one_sentence_and_stands_in_the_example() -> None:
+def test_every_setting_has_a_one_sentence_description_and_is_in_the_example() -> None:
     example = example_toml()
     for key, declared in {**DECLARED, **CHAIN_KEYS}.items():
         doc = declared.rule.doc

@@ -1,4 +1,4 @@
-"""What keeps the source readable, as far as a machine can see it."""
+"""Rules for a readable source that a program can check."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import fencepost
 
 PACKAGE = Path(fencepost.__file__).parent
 TESTS = Path(__file__).parents[1]
-MOST_LINES = 400
+LAB = TESTS.parent / "lab"
+MAX_FUNCTION_LINES = 70
 
-# Spelt in two halves, so that this file does not find itself.
+# Written in two halves, so that the check does not match this file.
 _UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 _SILENCED = re.compile(r"#\s*(?:no" + r"qa|type:\s*ign" + r"ore|pragma:\s*no cover)(?P<rest>.*)")
 _CODES = re.compile(r"^(?::\s*[A-Z]+[0-9]+(?:,\s*[A-Z]+[0-9]+)*|\[[a-z, -]+\])?")
 
 
 def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+    return sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")])
 
 
 def all_python() -> list[Path]:
@@ -38,14 +39,30 @@ EACH_SOURCE = pytest.mark.parametrize("path", sources(), ids=name_of)
 EACH_FILE = pytest.mark.parametrize("path", all_python(), ids=name_of)
 
 
+def too_long(text: str) -> Iterator[str]:
+    """Name each function that is too long."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield node.name
+
+
 @EACH_FILE
-def test_a_module_fits_a_readers_head(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MOST_LINES, f"{lines} lines; {MOST_LINES} are the most"
+def test_every_function_has_at_most_seventy_lines(path: Path) -> None:
+    assert not set(too_long(path.read_text())), (
+        f"a function has at most {MAX_FUNCTION_LINES} lines: split it by what it does"
+    )
+
+
+def test_the_length_check_finds_a_long_function() -> None:
+    body = "    x = 1\n" * MAX_FUNCTION_LINES
+    assert list(too_long(f"def f():\n{body}"))
+    assert not list(too_long("def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1)))
 
 
 @EACH_SOURCE
-def test_a_module_opens_with_its_contract(path: Path) -> None:
+def test_every_module_begins_with_a_docstring(path: Path) -> None:
     text = path.read_text()
     if path.name == "__init__.py" and not text.strip():
         return
@@ -53,13 +70,13 @@ def test_a_module_opens_with_its_contract(path: Path) -> None:
 
 
 @EACH_FILE
-def test_nothing_is_left_for_later(path: Path) -> None:
+def test_the_source_contains_no_deferred_work_markers(path: Path) -> None:
     left = [line for line in path.read_text().splitlines() if _UNFINISHED.search(line)]
     assert not left
 
 
 def unexplained(text: str) -> Iterator[str]:
-    """Silenced warnings without a reason: after the codes there must be words."""
+    """Return suppressed warnings without a reason: words must follow the codes."""
     for line in text.splitlines():
         for found in _SILENCED.finditer(line):
             reason = _CODES.sub("", found["rest"], count=1).strip(" -#")
@@ -68,11 +85,11 @@ def unexplained(text: str) -> Iterator[str]:
 
 
 @EACH_FILE
-def test_a_silenced_warning_says_why(path: Path) -> None:
+def test_every_suppressed_warning_has_a_reason(path: Path) -> None:
     assert not list(unexplained(path.read_text()))
 
 
-def test_the_check_for_reasons_can_fail() -> None:
+def test_the_reason_check_finds_a_missing_reason() -> None:
     bad, good = "x = 1  # no" + "qa: S101", "x = 1  # no" + "qa: S101 - it can't be None here"
     assert list(unexplained(bad)) == [bad]
     assert not list(unexplained(good))
@@ -91,15 +108,25 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield "a relative import"
 
 
-# Where the domain says what its values are made of.
-_MAKES_VALUES = {"fencepost/domain/value.py": ["msgspec"]}
+# The base class of the domain's values.
+_MAKES_VALUES = {"fencepost/domain/struct.py": ["msgspec"]}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "domain").rglob("*.py")), ids=name_of)
-def test_the_domain_knows_the_standard_library_and_itself(path: Path) -> None:
+def test_the_domain_imports_only_the_standard_library_and_itself(path: Path) -> None:
     strange = [
         name
         for name in imports(ast.parse(path.read_text()))
         if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("fencepost.domain")
     ]
     assert strange == _MAKES_VALUES.get(name_of(path), [])
+
+
+# Where fee limits are checked: every signature of a lane is made in this file.
+_SIGNS = "fencepost/application/signing.py"
+
+
+def test_lanes_sign_in_one_module() -> None:
+    inside = [*(PACKAGE / "application").glob("*.py"), *(PACKAGE / "runtime").glob("*.py")]
+    signing = {name_of(path) for path in inside if re.search(r"keys\.sign(?:_each)?\(", path.read_text())}
+    assert signing == {_SIGNS}

@@ -1,4 +1,4 @@
-"""A body that is nested absurdly is refused, whatever some library did to the recursion limit."""
+"""Absurdly nested JSON is rejected, whatever another library did to the recursion limit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def raised_limit() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 990 + b"]" * 990])
-def test_deep_nesting_is_refused_and_the_limit_is_put_back(raised_limit: int, content: bytes) -> None:
+def test_deep_nesting_is_rejected_and_the_limit_is_restored(raised_limit: int, content: bytes) -> None:
     with pytest.raises(msgspec.DecodeError, match="too deeply"):
         bounded_json.decode(content)
     assert sys.getrecursionlimit() == raised_limit
 
 
-def test_what_is_json_is_decoded() -> None:
+def test_valid_json_is_decoded() -> None:
     assert bounded_json.decode(b'{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
     with pytest.raises(msgspec.DecodeError):
         bounded_json.decode(b"{")

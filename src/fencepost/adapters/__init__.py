@@ -1,0 +1,1 @@
+"""Implement the ports: PostgreSQL, EVM endpoints, signing keys and calls to other nodes."""

@@ -1,11 +1,13 @@
-"""The front door over HTTP. Read in this order: `operations` (what there is), `answering` (how a call goes through),
-then one module a subject. It knows the use cases and the ports; what stands behind them comes in as `Services`.
+"""Serve the REST API and `/rpc`: routing, authentication, parsing, handlers and problems.
 
-    request → direct | app (which operation) → answering: gate (who is it, may it) → bodies (is it well-formed)
-            → submit | look | people | system → problem or answer
+Read in this order: `operations` (the table of operations), `pipeline` (the steps of a request), then one module per
+subject. The package uses the use cases and the ports; their implementations come in as `Dependencies`.
 
-The client shares the wire types with the server. Names are therefore loaded when they are asked for: a program that
-only calls the API does not load what serves it.
+    request → app → router → pipeline: auth (identity and scopes) → parsing (query and body)
+            → submission | transactions | commands | signers | nonces | system → response or problem
+
+The client shares the schema types with the server. Names are therefore imported on first access: a program that only
+calls the API does not load the server.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fencepost.api.app import create_app
-    from fencepost.api.gate import require_keys
-    from fencepost.api.services import NodeInfo, Services
+    from fencepost.api.auth import require_keys
+    from fencepost.api.dependencies import Dependencies, NodeInfo
 
-__all__ = ["NodeInfo", "Services", "create_app", "require_keys"]
+__all__ = ["Dependencies", "NodeInfo", "create_app", "require_keys"]
 
-_HOMES = {"NodeInfo": "services", "Services": "services", "create_app": "app", "require_keys": "gate"}
+_MODULES = {
+    "NodeInfo": "dependencies",
+    "Dependencies": "dependencies",
+    "create_app": "app",
+    "require_keys": "auth",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,92 +1,99 @@
-"""The application: every operation at its path, and the answers for paths and methods that are none."""
+"""Build the ASGI application: one router for REST, /rpc, /metrics, /docs and /openapi.json, one pipeline per operation."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
 
-from fencepost.api.answering import Answer, Answering, told
-from fencepost.api.at_once import AtOnce
-from fencepost.api.calls import Operation
-from fencepost.api.direct import Direct
+from fencepost.api.auth import Authenticator
+from fencepost.api.context import Operation, RequestContext, Response
+from fencepost.api.dependencies import Dependencies
 from fencepost.api.docs_page import render
-from fencepost.api.gate import Gate
-from fencepost.api.incoming import Incoming
-from fencepost.api.jsonrpc import rpc_routes
-from fencepost.api.metrics import metrics_route
+from fencepost.api.jsonrpc.endpoint import rpc_operations
 from fencepost.api.openapi import document
 from fencepost.api.operations import operations
-from fencepost.api.problems import ApiError
-from fencepost.api.services import Services
-from fencepost.api.stopping import Stoppable
+from fencepost.api.pipeline import EncodedResponse, RequestPipeline, error_response
+from fencepost.api.request import IncomingRequest
+from fencepost.api.router import Router
+from fencepost.errors import Stopping
+
+METRICS_PATH = "/metrics"
+METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OUTCOME_UNKNOWN = "this node is stopping; the outcome of the request is unknown"
 
 
-def create_app(services: Services) -> ASGIApp:
-    table = operations()
-    gate = Gate(services.keys, services.host, services.node.incarnation, services.passes)
-
-    def is_stopping() -> bool:
-        return services.waiting.is_stopped
-
-    direct = Direct(routed(table, services, gate), table, services, gate)
-    return Stoppable(direct, is_stopping, AtOnce(table, services, gate, is_stopping))
+def create_app(services: Dependencies) -> Api:
+    return Api([*operations(), *rpc_operations(), *page_operations(services)], services)
 
 
-def routed(table: Sequence[Operation], services: Services, gate: Gate) -> Starlette:
-    """Everything there is, by its route."""
-    described = document(table, version=services.node.version)
-    described_json, page = msgspec.json.encode(described), render(described)
+class Api:
+    """The ASGI application: find the operation of a request, run its pipeline, send the response."""
 
-    async def openapi(_request: Request) -> Response:
-        return Response(described_json, media_type="application/json")
+    def __init__(self, table: Sequence[Operation], services: Dependencies) -> None:
+        self._services = services
+        self._router = Router()
+        authenticator = build_authenticator(services)
+        for operation in table:
+            pipeline = RequestPipeline(operation, services, authenticator)
+            self._router.add(operation.method, operation.path, pipeline)
 
-    async def docs(_request: Request) -> Response:
-        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return HTMLResponse(page, headers=policy)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the API does not serve {scope['type']}")
+        try:
+            response = await self._respond(scope, receive)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not self._services.tx_waiter.is_stopped:
+                raise
+            task.uncancel()  # the server cancels requests that are still running when its time to stop is over
+            response = error_response(Stopping(OUTCOME_UNKNOWN), self._services)
+        headers = response.encoded_headers()
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
 
-    by_path: dict[str, dict[str, Answering]] = defaultdict(dict)
-    for operation in table:
-        by_path[operation.path][operation.method] = Answering(operation, services, gate)
-    routes = [
-        Route(path, _endpoint(by_method), methods=sorted(by_method)) for path, by_method in by_path.items()
-    ]
-    routes += [
-        metrics_route(services.metrics),
-        Route("/openapi.json", openapi),
-        Route("/docs", docs),
-        *rpc_routes(services, gate),
-    ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
-
-
-def _endpoint(by_method: Mapping[str, Answering]) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        answering = by_method["GET" if request.method == "HEAD" else request.method]
-        return _response(await answering(Incoming(request.scope, request.receive, request.path_params)))
-
-    return endpoint
+    async def _respond(self, scope: Scope, receive: Receive) -> EncodedResponse:
+        try:
+            endpoint, path_params = self._router.find(scope["method"], scope["path"])
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a problem
+            return error_response(error, self._services)
+        return await endpoint(IncomingRequest(scope, receive, path_params))
 
 
-def _response(answer: Answer) -> Response:
-    return Response(
-        answer.body,
-        status_code=answer.status,
-        headers=dict(answer.headers),
-        media_type=answer.media_type,
+def build_authenticator(services: Dependencies) -> Authenticator:
+    return Authenticator(
+        services.keys,
+        services.host,
+        services.node.incarnation,
+        services.forward_tokens,
+        auth=services.auth,
+        max_waits_per_key=services.max_waits_per_key,
     )
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for those
-    if error.status_code == 405:  # noqa: PLR2004 - Method Not Allowed
-        problem = ApiError("method_not_allowed", f"{request.method} is not for {request.url.path[:200]}")
-        return _response(told(problem, error.headers))
-    return _response(told(ApiError("not_found", f"{request.url.path[:200]} is not here")))
+def page_operations(services: Dependencies) -> list[Operation]:
+    """List the operations that are not in the OpenAPI document: the document itself, /docs and /metrics."""
+    openapi = document(operations(), version=services.node.version)
+    openapi_response = Response(msgspec.Raw(msgspec.json.encode(openapi)))
+    docs_response = Response(
+        msgspec.Raw(render(openapi).encode()),
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+        media_type="text/html; charset=utf-8",
+    )
+
+    async def metrics(call: RequestContext) -> Response:
+        return Response(msgspec.Raw(call.services.metrics()), media_type=METRICS_MEDIA_TYPE)
+
+    async def fixed(response: Response, _call: RequestContext) -> Response:
+        return response
+
+    page = partial(Operation, "GET", answers={}, group="Node", ignores_query=True)
+    return [
+        page("/openapi.json", "openapi", "Get the OpenAPI document.", partial(fixed, openapi_response)),
+        page("/docs", "docs", "Read the API reference.", partial(fixed, docs_response)),
+        page(METRICS_PATH, "metrics", "Get the metrics.", metrics, admit=Authenticator.admit_metrics),
+    ]

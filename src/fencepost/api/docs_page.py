@@ -1,4 +1,4 @@
-"""The page at /docs: the OpenAPI document made readable, in one file without scripts and without anything from outside."""
+"""Render the OpenAPI document as the HTML page at /docs, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def render(document: Mapping[str, Any]) -> str:
         f"<style>{_STYLE}</style></head><body>",
         f'<h1>{escape(info["title"])} API <span class="quiet">{escape(info["version"])}</span></h1>',
         f"<p>{_prose(info['description'])} ",
-        'The same for programs: <a href="/openapi.json">openapi.json</a>.</p>',
+        'Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>',
         *_operations(document),
         *_types(document["components"]["schemas"]),
         *_problems(document["x-problems"]),
@@ -59,10 +59,10 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
     if operation["parameters"]:
         yield "<table>"
         for parameter in operation["parameters"]:
-            needed = "needed" if parameter.get("required") else parameter["in"]
+            is_required = "required" if parameter.get("required") else parameter["in"]
             about = parameter.get("description") or parameter["schema"].get("description", "")
             shape = _shape(parameter["schema"])
-            yield _row(f"<code>{escape(parameter['name'])}</code>", shape, escape(needed), _prose(about))
+            yield _row(f"<code>{escape(parameter['name'])}</code>", shape, escape(is_required), _prose(about))
         yield "</table>"
     if "requestBody" in operation:
         yield f"<p>Body: {_shape(operation['requestBody']['content']['application/json']['schema'])}</p>"
@@ -83,9 +83,9 @@ def _types(schemas: Mapping[str, Any]) -> Iterator[str]:
             yield f"<p>{_shape(schema)}</p>"
         yield "<table>"
         for field, inner in schema.get("properties", {}).items():
-            needed = "needed" if field in schema.get("required", ()) else ""
+            is_required = "required" if field in schema.get("required", ()) else ""
             about = _prose(_about(inner))
-            yield _row(f"<code>{escape(field)}</code>", _shape(inner), escape(needed), about)
+            yield _row(f"<code>{escape(field)}</code>", _shape(inner), escape(is_required), about)
         yield "</table></details>"
 
 
@@ -111,7 +111,7 @@ def _about(schema: Mapping[str, Any]) -> str:
 
 
 def _shape(schema: Mapping[str, Any]) -> str:
-    """A type in a few words."""
+    """Describe a type in a few words."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'
@@ -125,6 +125,6 @@ def _shape(schema: Mapping[str, Any]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Escaped, with `code` between backticks."""
+    """Escape text for HTML; render text between backticks as code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the table of operations and the types; nothing is written down twice."""
+"""Build the OpenAPI 3.1 document from the table of operations and the schema types."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
-from fencepost.api.calls import Operation
-from fencepost.api.problems import KINDS, Problem
-from fencepost.api.wire_in import MOST_BATCH, AddressText, BatchEnvelope, HashText, NoQuery, TxRequest
+from fencepost.api.context import Operation
+from fencepost.api.problems import KINDS
+from fencepost.events.types import MEANINGS, EventType
+from fencepost.schemas.events import EventOut
+from fencepost.schemas.problem import Problem
+from fencepost.schemas.requests import MAX_BATCH, AddressText, BatchEnvelope, HashText, NoQuery, TxRequest
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = ("query_invalid", "internal", "busy", "database_unavailable")
@@ -20,6 +23,8 @@ _GUARDED = (
     "scope_missing",
     "signer_forbidden",
     "origin_refused",
+    "proxy_refused",
+    "auth_throttled",
     "rate_limited",
 )
 _WITH_BODY = (
@@ -42,16 +47,17 @@ _PATH_TYPES: dict[str, Any] = {
 _PREFER = {
     "name": "Prefer",
     "in": "header",
-    "description": "`wait=10` waits up to ten seconds (RFC 7240).",
+    "description": "`wait=10` waits up to 10 seconds (RFC 7240).",
     "schema": {"type": "string"},
 }
 _IDEMPOTENCY = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Taken as `requestId` when the body has none.",
+    "description": "Used as `requestId` if the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
 _ABOUT_A_TX = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
+_SUCCESS = {200: "Success.", 202: "Accepted; the milestone or outcome is not reached yet."}
 _LINK_TO_TX = {"parameters": {"txId": "$response.body#/txId"}}
 
 
@@ -84,6 +90,7 @@ def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
+        "webhooks": {kind.value: _webhook(kind) for kind in EventType},
         "components": {
             "schemas": dict(sorted(schemas.items())),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "fp_…"}},
@@ -95,12 +102,31 @@ def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
     }
 
 
+def _webhook(kind: EventType) -> dict[str, Any]:
+    """Describe an event as a request that a receiver gets. Its schema is the same as in `GET /events`."""
+    schema = {
+        "allOf": [
+            {"$ref": _REF.format(name=EventOut.__name__)},
+            {"properties": {"type": {"const": kind.value}}},
+        ]
+    }
+    return {
+        "post": {
+            "operationId": f"on_{kind.value}",
+            "summary": MEANINGS[kind],
+            "tags": ["Events"],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "responses": {"2XX": {"description": "The event was processed."}},
+        }
+    }
+
+
 def _loosen_batch(schemas: dict[str, Any]) -> None:
-    """A batch takes anything as a request, because a bad one is answered by itself."""
+    """Allow any JSON as an item of a batch: each invalid item gets its own problem."""
     schemas[BatchEnvelope.__name__]["properties"]["requests"] = {
         "type": "array",
         "minItems": 1,
-        "maxItems": MOST_BATCH,
+        "maxItems": MAX_BATCH,
         "items": {"anyOf": [{"$ref": _REF.format(name=TxRequest.__name__)}, {}]},
     }
 
@@ -151,7 +177,7 @@ def _parameters(
 
 
 def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A query can't say null; what may be left out is simply not required."""
+    """Remove null from a parameter's type: a query can omit a parameter but not set it to null."""
     kept = {name: value for name, value in schema.items() if not (name == "default" and value is None)}
     options = [option for option in kept.pop("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1:
@@ -162,7 +188,7 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
-            "description": "As asked." if status == 200 else "Taken; not yet as far as asked.",  # noqa: PLR2004 - the status of success
+            "description": _SUCCESS[status],
             "content": {"application/json": {"schema": {"$ref": _REF.format(name=answer.__name__)}}},
         }
         for status, answer in operation.answers.items()

@@ -1,34 +1,36 @@
-"""Everything that the API can do, one line each. Routes, checks, the OpenAPI document and /docs come from this table."""
+"""List every operation of the REST API. Routes, checks, the OpenAPI document and /docs are built from this table."""
 
 from __future__ import annotations
 
 import msgspec
 
-from fencepost.api import look, nonces, people, policy, signers, submit, system
-from fencepost.api.bodies import MOST_BATCH_BYTES
-from fencepost.api.calls import Handler, Operation
-from fencepost.api.wire_in import (
+from fencepost.api import commands, events, nonces, signers, spending_policy, submission, system, transactions
+from fencepost.api.context import Handler, Operation
+from fencepost.api.parsing import MAX_BATCH_BYTES
+from fencepost.application.api_keys import Scope
+from fencepost.schemas.events import EventsOut, EventsQuery
+from fencepost.schemas.requests import (
     AllocateIn,
     BatchEnvelope,
     ByHashQuery,
     ByRequestQuery,
+    CommandIn,
     CompletionsQuery,
     GetQuery,
     ListQuery,
     PolicyIn,
     RecyclableIn,
+    SignerCommandQuery,
     SignerQuery,
     SignersQuery,
-    SignerWishQuery,
     SubmittedIn,
     TimeoutQuery,
     TxRequest,
     UnprotectIn,
     UsedIn,
     WaitQuery,
-    WishIn,
 )
-from fencepost.api.wire_out import (
+from fencepost.schemas.responses import (
     BatchOut,
     CommandOut,
     CompletionsOut,
@@ -45,14 +47,13 @@ from fencepost.api.wire_out import (
     TxPage,
     VersionOut,
 )
-from fencepost.application.api_keys import Scope
 
 PREFIX = "/api/v1"
 
 _READ = (Scope.TX_READ,)
 _WRITE = (Scope.TX_WRITE,)
 _OPERATE = (Scope.OPERATOR,)
-_TAKING = (
+_SUBMIT_PROBLEMS = (
     "request_conflict",
     "signer_protected",
     "overloaded",
@@ -65,53 +66,60 @@ _TAKING = (
 
 def operations() -> list[Operation]:
     return [
-        *_transactions(),
-        *(_transaction_wish(command, summary) for command, summary in _TRANSACTION_WISHES.items()),
+        *_submissions(),
+        *_transaction_queries(),
+        *_events(),
+        *(_tx_command(command, summary) for command, summary in _TX_COMMANDS.items()),
         *_signers(),
-        *(_signer_wish(action, summary) for action, summary in _SIGNER_WISHES.items()),
+        *(_signer_command(action, summary) for action, summary in _SIGNER_COMMANDS.items()),
         *_policies(),
         *_nonces(),
         *_node(),
     ]
 
 
-def _transactions() -> list[Operation]:
+def _submissions() -> list[Operation]:
     return [
         Operation(
             "POST",
             f"{PREFIX}/tx",
             "submitTx",
-            "Take a transaction: 202 when it is new, 200 when it is known or what was waited for is reached.",
-            submit.one,
+            "Submit a transaction. 202 if it is new; 200 if it is known or has reached the milestone.",
+            submission.submit_one,
             {200: TxOut, 202: TxOut},
             "Transactions",
             scopes=_WRITE,
             query=WaitQuery,
             body=TxRequest,
-            takes_handed_on=True,
-            problems=_TAKING,
+            accepts_forwarded=True,
+            problems=_SUBMIT_PROBLEMS,
         ),
         Operation(
             "POST",
             f"{PREFIX}/tx/batch",
             "submitBatch",
-            "Take up to 1,000 transactions, with a result for each; one bad one does not harm the others.",
-            submit.batch,
+            "Submit up to 1,000 transactions. Each has its own result; an invalid one does not affect the others.",
+            submission.submit_batch,
             {200: BatchOut},
             "Transactions",
             scopes=_WRITE,
             body=BatchEnvelope,
-            most_bytes=MOST_BATCH_BYTES,
+            max_bytes=MAX_BATCH_BYTES,
             decodes_itself=True,
             charges_itself=True,
-            takes_handed_on=True,
+            accepts_forwarded=True,
         ),
+    ]
+
+
+def _transaction_queries() -> list[Operation]:
+    return [
         Operation(
             "GET",
             f"{PREFIX}/tx",
             "listTx",
-            "Transactions from the newest to the oldest, in pages.",
-            look.page,
+            "List transactions from the newest to the oldest, in pages.",
+            transactions.page,
             {200: TxPage},
             "Transactions",
             scopes=_READ,
@@ -122,8 +130,8 @@ def _transactions() -> list[Operation]:
             "GET",
             f"{PREFIX}/tx/by-request",
             "getTxByRequest",
-            "One transaction, by its caller's own name for it.",
-            look.by_request,
+            "Get a transaction by its request id.",
+            transactions.by_request,
             {200: TxOut},
             "Transactions",
             scopes=_READ,
@@ -134,8 +142,8 @@ def _transactions() -> list[Operation]:
             "GET",
             f"{PREFIX}/tx/by-hash/{{hash}}",
             "getTxByHash",
-            "One transaction, by the hash of any of its attempts.",
-            look.by_hash,
+            "Get a transaction by the hash of any of its attempts.",
+            transactions.by_hash,
             {200: TxOut},
             "Transactions",
             scopes=_READ,
@@ -146,8 +154,8 @@ def _transactions() -> list[Operation]:
             "GET",
             f"{PREFIX}/tx/{{tx_id}}",
             "getTx",
-            "One transaction; 202 when what was waited for is not reached.",
-            look.get,
+            "Get a transaction. 202 if it has not reached the milestone in time.",
+            transactions.get,
             {200: TxOut, 202: TxOut},
             "Transactions",
             scopes=_READ,
@@ -158,8 +166,8 @@ def _transactions() -> list[Operation]:
             "GET",
             f"{PREFIX}/completions",
             "listCompletions",
-            "Everything that ended, in an order that never skips: pass `next` as `after`.",
-            look.completions,
+            "List ended transactions in an order that never skips one. Pass `next` as `after`.",
+            transactions.completions,
             {200: CompletionsOut},
             "Transactions",
             scopes=_READ,
@@ -169,27 +177,44 @@ def _transactions() -> list[Operation]:
     ]
 
 
-_TRANSACTION_WISHES = {
-    "cancel": "Drop it before it has a nonce, replace it at the same nonce after that.",
-    "suspend": "Leave it alone until it is resumed.",
-    "resume": "Go on with a suspended transaction.",
-    "resubmit": "Send the same bytes again, now.",
-    "bump": "Replace it at the same nonce by itself at a better price, now.",
+def _events() -> list[Operation]:
+    return [
+        Operation(
+            "GET",
+            f"{PREFIX}/events",
+            "listEvents",
+            "List events in an order that never skips one, or wait for the next. Pass `next` as `after`.",
+            events.page,
+            {200: EventsOut},
+            "Events",
+            scopes=_READ,
+            query=EventsQuery,
+            problems=("cursor_invalid", "events_expired", "address_invalid", "chain_unknown"),
+        ),
+    ]
+
+
+_TX_COMMANDS = {
+    "cancel": "Cancel a transaction: drop it if it has no nonce yet, else replace it by a filler at the same nonce.",
+    "suspend": "Suspend a transaction until it is resumed.",
+    "resume": "Resume a suspended transaction.",
+    "resubmit": "Send the same signed bytes again now.",
+    "bump": "Sign the same transaction at a higher fee now, with the same nonce.",
 }
 
 
-def _transaction_wish(command: str, summary: str) -> Operation:
+def _tx_command(command: str, summary: str) -> Operation:
     return Operation(
         "POST",
         f"{PREFIX}/tx/{{tx_id}}/{command}",
         f"{command}Tx",
         summary,
-        people.about_transaction(command),
+        commands.transaction_command(command),
         {200: CommandOut, 202: CommandOut},
         "Transactions",
         scopes=(Scope.TX_WRITE, Scope.OPERATOR) if command == "cancel" else _OPERATE,
         query=TimeoutQuery,
-        body=WishIn,
+        body=CommandIn,
         body_needed=False,
         problems=("tx_not_found", "tx_ended"),
     )
@@ -201,7 +226,7 @@ def _signers() -> list[Operation]:
             "GET",
             f"{PREFIX}/signers",
             "listSigners",
-            "Signers with a key here or a past, in pages.",
+            "List the signers that have a key on this node or transactions in the database, in pages.",
             signers.page,
             {200: SignersPage},
             "Signers",
@@ -213,7 +238,7 @@ def _signers() -> list[Operation]:
             "GET",
             f"{PREFIX}/signers/{{address}}",
             "getSigner",
-            "One signer, with what the chain says about it.",
+            "Get a signer, with its balance and nonces on the chain.",
             signers.detail,
             {200: SignerOut},
             "Signers",
@@ -225,37 +250,48 @@ def _signers() -> list[Operation]:
             "GET",
             f"{PREFIX}/commands/{{command_id}}",
             "getCommand",
-            "What became of a wish.",
-            people.command,
+            "Get an operator command and its outcome.",
+            commands.command,
             {200: CommandOut},
             "Signers",
             scopes=_READ,
             problems=("command_not_found",),
         ),
+        Operation(
+            "DELETE",
+            f"{PREFIX}/commands/{{command_id}}",
+            "withdrawCommand",
+            "Withdraw an operator command that the lane has not run yet.",
+            commands.withdraw,
+            {200: CommandOut, 202: CommandOut},
+            "Signers",
+            scopes=_OPERATE,
+            problems=("command_not_found",),
+        ),
     ]
 
 
-_SIGNER_WISHES = {
-    "pause": "Give no new nonces; what has one goes on.",
-    "resume": "Give nonces again after a pause.",
-    "drain": "Pause, and wait until nothing is in flight; it stays paused.",
-    "protect": "Take nothing new and send nothing until a person decides.",
-    "unprotect": "Go on after PROTECT, with a decision about the nonce and the reason for it.",
+_SIGNER_COMMANDS = {
+    "pause": "Pause a signer: assign no new nonces. Transactions that have a nonce continue.",
+    "resume": "Resume a paused signer.",
+    "drain": "Pause a signer and wait until no transaction is in flight. The signer stays paused.",
+    "protect": "Set a signer to PROTECT: accept and send nothing until an operator decides.",
+    "unprotect": "End PROTECT, with a decision about the nonce and its reason.",
 }
 
 
-def _signer_wish(action: str, summary: str) -> Operation:
+def _signer_command(action: str, summary: str) -> Operation:
     return Operation(
         "POST",
         f"{PREFIX}/signers/{{address}}/{action}",
         f"{action}Signer",
         summary,
-        people.drain if action == "drain" else people.about_signer(action),
+        commands.drain if action == "drain" else commands.signer_command(action),
         {200: CommandOut, 202: CommandOut},
         "Signers",
         scopes=_OPERATE,
-        query=SignerWishQuery,
-        body=UnprotectIn if action == "unprotect" else WishIn,
+        query=SignerCommandQuery,
+        body=UnprotectIn if action == "unprotect" else CommandIn,
         body_needed=action == "unprotect",
         problems=("signer_not_found", "signer_state", "chain_unknown", "address_invalid"),
     )
@@ -265,9 +301,21 @@ def _policies() -> list[Operation]:
     path = f"{PREFIX}/signers/{{address}}/policy"
     problems = ("signer_not_found", "chain_unknown", "address_invalid")
     lines: list[tuple[str, str, str, Handler, Scope]] = [
-        ("GET", "getPolicy", "What a signer may do, and what its day has cost.", policy.get, Scope.OPERATOR),
-        ("PUT", "putPolicy", "Set what a signer may do, as a whole.", policy.put, Scope.ADMIN),
-        ("DELETE", "removePolicy", "Let the signer do everything again.", policy.remove, Scope.ADMIN),
+        (
+            "GET",
+            "getPolicy",
+            "Get a signer's spending policy, and what it has spent today.",
+            spending_policy.get,
+            Scope.OPERATOR,
+        ),
+        ("PUT", "putPolicy", "Replace a signer's spending policy.", spending_policy.put, Scope.ADMIN),
+        (
+            "DELETE",
+            "removePolicy",
+            "Remove a signer's spending policy.",
+            spending_policy.remove,
+            Scope.ADMIN,
+        ),
     ]
     return [
         Operation(
@@ -288,7 +336,7 @@ def _policies() -> list[Operation]:
 
 
 def _nonces() -> list[Operation]:
-    """Closed (404) unless `nonce_service.enabled`."""
+    """List the operations of the nonce service; they respond 404 unless `nonce_service.enabled`."""
     path = f"{PREFIX}/nonces/{{address}}"
     known = (
         "not_found",
@@ -300,18 +348,18 @@ def _nonces() -> list[Operation]:
     )
     marks: dict[str, tuple[str, type[msgspec.Struct]]] = {
         "submitted": (
-            "Tell which transaction has the nonce; it is closed by itself when mined to depth.",
+            "Record the transaction that uses the nonce. The nonce is closed once that transaction is confirmed.",
             SubmittedIn,
         ),
-        "used": ("Close the nonce: it never comes back.", UsedIn),
-        "recyclable": ("Give the nonce back: it was not and will not be used.", RecyclableIn),
+        "used": ("Close the nonce as used. It is never allocated again.", UsedIn),
+        "recyclable": ("Return an unused nonce, so that it can be allocated again.", RecyclableIn),
     }
     return [
         Operation(
             "POST",
             path,
             "allocateNonces",
-            "Hold nonces of a signer whose transactions the caller sends: released ones first.",
+            "Allocate nonces of a signer whose transactions the caller sends. Returned nonces are allocated first.",
             nonces.allocate,
             {200: NoncesOut},
             "Nonces",
@@ -319,13 +367,14 @@ def _nonces() -> list[Operation]:
             query=SignerQuery,
             body=AllocateIn,
             body_needed=False,
+            accepts_forwarded=True,
             problems=known,
         ),
         Operation(
             "GET",
             path,
             "getNonces",
-            "How many nonces of a signer are held, submitted, consumed and released.",
+            "Count the held, submitted, consumed and released nonces of a signer.",
             nonces.status,
             {200: NonceStatusOut},
             "Nonces",
@@ -354,9 +403,15 @@ def _nonces() -> list[Operation]:
 
 def _node() -> list[Operation]:
     about: list[tuple[str, str, Handler, type[msgspec.Struct], tuple[str, ...]]] = [
-        ("healthz", "The process is alive.", system.alive, StatusOut, ()),
-        ("readyz", "Requests would be taken.", system.ready, ReadyOut, ("database_unavailable",)),
-        ("version", "Version, name and chains of this node.", system.version, VersionOut, ()),
+        ("healthz", "Check that the process is alive.", system.alive, StatusOut, ()),
+        (
+            "readyz",
+            "Check that the node accepts requests.",
+            system.ready,
+            ReadyOut,
+            ("database_unavailable",),
+        ),
+        ("version", "Get the version, the name and the chains of this node.", system.version, VersionOut, ()),
     ]
     listed = [
         Operation(
@@ -376,7 +431,7 @@ def _node() -> list[Operation]:
         "GET",
         f"{PREFIX}/nodes",
         "listNodes",
-        "This node, and the others that hold a signer now.",
+        "List the known nodes, live ones first.",
         system.nodes,
         {200: NodesOut},
         "Node",

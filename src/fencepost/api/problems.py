@@ -1,7 +1,7 @@
-"""What goes wrong, as RFC 9457 problems. The table is the contract: a code never changes its meaning or its status.
+"""Define the RFC 9457 problems of the API. A code never changes its meaning or its status.
 
-A problem names the field that is wrong and says what to do. Nothing of the inside is told: what we did not foresee is
-logged here with its traceback, and the caller gets an id to ask about.
+A problem names the invalid field and says what to do. It reveals no internals: an unexpected error is logged with its
+traceback, and the caller gets an id that finds it in the log.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from uuid import uuid4
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from fencepost.errors import (
     DatabaseUnusable,
@@ -24,12 +23,13 @@ from fencepost.errors import (
     Overloaded,
     RequestConflict,
     RpcError,
-    SignerElsewhere,
     SignerProtected,
+    SignerUsedOtherwise,
     Stopping,
     UnknownSigner,
     UsageError,
 )
+from fencepost.schemas.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -47,101 +47,109 @@ KINDS: dict[str, Kind] = {
     "json_malformed": Kind(400, "The body is not JSON", "Send one JSON document in UTF-8."),
     "json_too_deep": Kind(400, "The body is nested too deeply", "Flatten arrays and objects."),
     "field_missing": Kind(400, "A field is missing", "Add the field."),
-    "field_unknown": Kind(400, "A field is unknown", "Leave it out, or check its spelling in /docs."),
-    "field_invalid": Kind(400, "A field is wrong", "Correct the field; /docs says what it may be."),
+    "field_unknown": Kind(400, "A field is unknown", "Remove it, or check its spelling in /docs."),
+    "field_invalid": Kind(400, "A field is invalid", "Correct the field; /docs lists the allowed values."),
     "number_out_of_range": Kind(400, "A number is out of range", "Correct the number."),
     "address_invalid": Kind(
-        400, "An address is wrong", "Copy the address again; all lower-case skips the checksum."
+        400, "An address is invalid", "Check the address; an all lower-case address has no checksum."
     ),
     "chain_unknown": Kind(
-        400, "The chain is not served here", "Leave chainId out, or use a chain of /version."
+        400, "The chain is not configured", "Omit chainId, or use one that /version lists."
     ),
     "query_invalid": Kind(
-        400, "A query parameter is wrong", "Correct the parameter; /docs says what it may be."
+        400, "A query parameter is invalid", "Correct the parameter; /docs lists the allowed values."
     ),
-    "cursor_invalid": Kind(400, "The cursor is not one of ours", "Use `next` of the page before, unchanged."),
+    "cursor_invalid": Kind(400, "The cursor is invalid", "Use `next` of the previous page, unchanged."),
     "signer_unknown": Kind(
         422,
         "No key is configured for the signer",
-        "Use a signer of GET /api/v1/signers, or configure its key.",
+        "Use a signer that GET /api/v1/signers lists, or configure a key for this one.",
     ),
-    "key_missing": Kind(401, "An API key is needed", "Send `Authorization: Bearer fp_…`."),
+    "key_missing": Kind(401, "An API key is required", "Send `Authorization: Bearer fp_…`."),
     "key_invalid": Kind(401, "The API key is not valid", "Check the key; it may have been revoked."),
     "pass_refused": Kind(
-        401, "The pass of another node is not valid", "For nodes only: callers send an API key."
+        401, "The forward token is not valid", "Only nodes send forward tokens; send an API key."
     ),
-    "scope_missing": Kind(403, "The key may not do this", "Use a key with one of the scopes named."),
-    "signer_forbidden": Kind(403, "The key may not use this signer", "Use a key that has this signer."),
+    "scope_missing": Kind(
+        403, "The API key lacks a scope", "Use a key that has one of the scopes in the detail."
+    ),
+    "signer_forbidden": Kind(
+        403, "The API key may not use this signer", "Use a key that is allowed to use it."
+    ),
     "policy_refused": Kind(
-        403, "The signer's policy forbids this", "See GET /api/v1/signers/{address}/policy."
+        403, "The spending policy forbids this", "See GET /api/v1/signers/{address}/policy."
     ),
     "origin_refused": Kind(
-        403, "Browsers of other places are not served", "Call from a program, or make an API key."
+        403,
+        "Requests from web pages of other hosts are rejected",
+        "Call from a program on this machine, or create an API key with `fencepost keys create`.",
     ),
-    "not_found": Kind(404, "There is nothing here", "See /docs."),
-    "tx_not_found": Kind(404, "There is no such transaction", "Check the id, the request id or the hash."),
-    "command_not_found": Kind(404, "There is no such command", "Check the id."),
-    "signer_not_found": Kind(404, "There is no such signer here", "See GET /api/v1/signers."),
-    "method_not_allowed": Kind(405, "This path has no such method", "See /docs."),
+    "proxy_refused": Kind(
+        403,
+        "Requests through a proxy need an API key",
+        "Create an API key with `fencepost keys create` and send it, or call the node without the proxy.",
+    ),
+    "not_found": Kind(404, "The path does not exist", "See /docs."),
+    "tx_not_found": Kind(404, "The transaction does not exist", "Check the id, the request id or the hash."),
+    "command_not_found": Kind(404, "The operator command does not exist", "Check the id."),
+    "signer_not_found": Kind(404, "The signer does not exist", "See GET /api/v1/signers."),
+    "events_expired": Kind(
+        410,
+        "Events after the cursor were removed",
+        "Read from the oldest kept event (an empty `after`), and compare with GET /api/v1/tx.",
+    ),
+    "method_not_allowed": Kind(405, "The path does not support this method", "See /docs."),
     "request_conflict": Kind(
         409,
-        "The request is known with another payload",
-        "Use a new requestId for a new payload; the known transaction goes on.",
+        "The requestId was used with another payload",
+        "Use a new requestId for a new payload; the first transaction continues.",
     ),
     "signer_protected": Kind(
         409,
-        "The signer takes nothing new",
-        "A person has to decide: POST /api/v1/signers/{address}/unprotect.",
+        "The signer accepts no requests",
+        "An operator has to decide: POST /api/v1/signers/{address}/unprotect.",
     ),
-    "not_leader": Kind(409, "Another node has this signer", "Send the request to the owner, or retry."),
-    "refused": Kind(409, "The request is refused", "See the detail."),
-    "tx_ended": Kind(409, "The transaction has ended", "Nothing can be done about it any more."),
-    "signer_state": Kind(409, "The signer is in another state", "Look at GET /api/v1/signers/{address}."),
-    "hold_lost": Kind(409, "The hold of the nonce is over", "Don't use the nonce; allocate another."),
+    "not_leader": Kind(
+        409, "Another node holds the signer's lease", "Send the request to that node, or retry."
+    ),
+    "refused": Kind(409, "The request is rejected", "See the detail."),
+    "tx_ended": Kind(409, "The transaction has ended", "Commands apply only to live transactions."),
+    "signer_state": Kind(409, "The signer is in the wrong state", "See GET /api/v1/signers/{address}."),
+    "hold_lost": Kind(409, "The hold on the nonce has expired", "Do not use the nonce; allocate another."),
     "nonce_conflict": Kind(
-        409, "The nonce has another transaction", "Look at GET /api/v1/nonces/{address} before going on."
+        409, "Another transaction uses the nonce", "Check GET /api/v1/nonces/{address} before you continue."
     ),
     "signer_elsewhere": Kind(
         409,
-        "The signer belongs to the core",
-        "Send its transactions with POST /api/v1/tx, or use another signer.",
+        "Fencepost sends this signer's transactions itself",
+        "Submit them with POST /api/v1/tx, or use another signer.",
     ),
-    "body_too_large": Kind(413, "The body is too large", "Split the batch, or shorten the data."),
+    "body_too_large": Kind(413, "The body is too large", "Split the batch, or send less data."),
     "media_type": Kind(415, "The body must be JSON", "Send `Content-Type: application/json`."),
-    "rate_limited": Kind(429, "Too many requests with this key", "Slow down; Retry-After says when."),
-    "overloaded": Kind(429, "Too much waits already", "Retry later, with the same requestId."),
-    "internal": Kind(500, "We made a mistake", "Tell the operator the id; it stands in the log."),
-    "database_unavailable": Kind(
-        503, "The database does not answer", "Retry with the same requestId: nothing is accepted twice."
+    "rate_limited": Kind(429, "Too many requests with this API key", "Retry after the time in Retry-After."),
+    "auth_throttled": Kind(
+        429,
+        "Too many invalid API keys from this address",
+        "Check the key; retry after the time in Retry-After.",
     ),
-    "chain_unavailable": Kind(503, "The chain's nodes do not answer", "Retry later."),
-    "nonce_unavailable": Kind(503, "No nonce can be given right now", "Retry: nothing was given."),
+    "overloaded": Kind(429, "Too many requests are waiting", "Retry later with the same requestId."),
+    "internal": Kind(500, "Internal error", "Give the id to the operator; it is in the log."),
+    "database_unavailable": Kind(
+        503, "The database is unavailable", "Retry with the same requestId: nothing is accepted twice."
+    ),
+    "chain_unavailable": Kind(503, "The chain's endpoints are unavailable", "Retry later."),
+    "nonce_unavailable": Kind(503, "No nonce can be allocated now", "Retry; no nonce was allocated."),
     "stopping": Kind(
         503,
         "This node is stopping",
-        "Retry with the same requestId, at another node or soon: nothing is accepted twice.",
+        "Retry with the same requestId, now at another node or later at this one: nothing is accepted twice.",
     ),
-    "busy": Kind(503, "It took too long", "Retry with the same requestId: nothing is accepted twice."),
+    "busy": Kind(503, "The request timed out", "Retry with the same requestId: nothing is accepted twice."),
 }
 
 
-class Problem(msgspec.Struct, rename="camel", kw_only=True):
-    """RFC 9457. `code` is for programs, `detail` and `hint` for people."""
-
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str
-    hint: str | UnsetType = UNSET
-    field: str | UnsetType = UNSET
-    owner: str | UnsetType = UNSET
-    tx_id: str | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-
-
 class ApiError(Exception):
-    """A problem on its way out."""
+    """An error that the caller receives as a problem."""
 
     def __init__(
         self,
@@ -149,7 +157,10 @@ class ApiError(Exception):
         detail: str,
         *,
         field: str | None = None,
+        hint: str | None = None,
         owner: str | None = None,
+        owner_url: str | None = None,
+        location: str | None = None,
         tx_id: str | None = None,
         id_: str | None = None,
         retry_after_s: float | None = None,
@@ -158,6 +169,7 @@ class ApiError(Exception):
         self.code = code
         self.field = field
         self.retry_after_s = retry_after_s
+        self.location = location
         kind = KINDS[code]
         self.problem = Problem(
             type=f"urn:fencepost:problem:{code}",
@@ -165,9 +177,10 @@ class ApiError(Exception):
             status=kind.status,
             code=code,
             detail=detail,
-            hint=kind.hint or UNSET,
+            hint=hint or kind.hint or UNSET,
             field=field or UNSET,
             owner=owner or UNSET,
+            owner_url=owner_url or UNSET,
             tx_id=tx_id or UNSET,
             id=id_ or UNSET,
         )
@@ -175,15 +188,17 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         headers = {}
+        if self.location is not None:
+            headers["Location"] = self.location
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        if self.problem.status == 401:  # noqa: PLR2004 - the status that asks for credentials
+        if self.problem.status == 401:  # noqa: PLR2004 - the status that requires credentials
             headers["WWW-Authenticate"] = 'Bearer realm="fencepost"'
         return headers
 
 
-def foreseen(error: BaseException) -> ApiError | None:
-    """The problem that an error of ours is, if it is one that a caller may meet."""
+def expected_problem(error: BaseException) -> ApiError | None:
+    """Return the problem for an expected error; None for an unexpected one."""
     match error:
         case ApiError():
             return error
@@ -195,16 +210,16 @@ def foreseen(error: BaseException) -> ApiError | None:
             return ApiError("request_conflict", str(error), field="requestId")
         case SignerProtected():
             return ApiError("signer_protected", str(error), field="signer")
-        case HoldLost() | NonceConflict() | SignerElsewhere():
+        case HoldLost() | NonceConflict() | SignerUsedOtherwise():
             return ApiError(error.code, str(error))
         case UsageError():
             return ApiError("refused", str(error)[:1000])
         case _:
-            return _passing(error)
+            return _temporary(error)
 
 
-def _passing(error: BaseException) -> ApiError | None:
-    """What may be otherwise soon."""
+def _temporary(error: BaseException) -> ApiError | None:
+    """Return the problem for a temporary condition; None for anything else."""
     match error:
         case Overloaded():
             return ApiError("overloaded", str(error)[:300], retry_after_s=error.retry_after_s)
@@ -222,11 +237,11 @@ def _passing(error: BaseException) -> ApiError | None:
             return None
 
 
-def unforeseen(error: BaseException) -> ApiError:
-    """Ours to mend: the log has the cause, the caller an id that finds it there."""
+def unexpected_problem(error: BaseException) -> ApiError:
+    """Log an unexpected error and return a problem with the id of the log entry."""
     problem_id = uuid4().hex
-    _log.error("problem %s", problem_id, exc_info=error)
-    return ApiError("internal", f"problem {problem_id}", id_=problem_id)
+    _log.error("unexpected error, problem id %s", problem_id, exc_info=error)
+    return ApiError("internal", f"problem id {problem_id}", id_=problem_id)
 
 
 def _about(field: str, message: str) -> str:

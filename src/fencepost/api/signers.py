@@ -1,4 +1,4 @@
-"""Looking at signers: what the journal knows of them, and in detail what the chain says too."""
+"""Read signers: from the database, and in detail with balance and nonces from the chain."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 
 from msgspec import UNSET
 
-from fencepost.api.calls import Call, Reply
-from fencepost.api.convert import signer_out
+from fencepost.api.context import RequestContext, Response
+from fencepost.api.presenters import signer_out
 from fencepost.api.problems import ApiError
-from fencepost.api.wire_out import ChainNonces, SignerOut, SignersPage
-from fencepost.application.read import SignerView
+from fencepost.application.queries import SignerView
 from fencepost.domain.ids import Address, Signer
 from fencepost.errors import RpcError
+from fencepost.schemas.responses import ChainNonces, SignerOut, SignersPage
 
-CHAIN_WITHIN_S = 5.0
+CHAIN_TIMEOUT_S = 5.0
 
 
-def describe(call: Call, view: SignerView) -> SignerOut:
-    rules = call.services.rules_of(view.signer.address)
+def describe(call: RequestContext, view: SignerView) -> SignerOut:
+    rules = call.services.signer_settings(view.signer.address)
     return signer_out(
         view,
         mode=rules.mode,
@@ -29,8 +29,11 @@ def describe(call: Call, view: SignerView) -> SignerOut:
     )
 
 
-async def existing(call: Call) -> SignerView:
-    """The signer of the path, if it has a key here or a past; one of others does not exist."""
+async def existing(call: RequestContext) -> SignerView:
+    """Return the signer of the path.
+
+    Raises `signer_not_found` if it has neither a key here nor a history, or if the caller may not see it.
+    """
     signer = call.signer(call.path_text("address"), call.query.chain_id, "address")
     if not call.caller.may_use(signer.address):
         raise _none(signer)
@@ -42,11 +45,13 @@ async def existing(call: Call) -> SignerView:
 
 def _none(signer: Signer) -> ApiError:
     return ApiError(
-        "signer_not_found", f"{signer.address} is not known on chain {signer.chain_id}", field="address"
+        "signer_not_found",
+        f"{signer.address} has no key here and no transactions on chain {signer.chain_id}",
+        field="address",
     )
 
 
-async def page(call: Call) -> Reply:
+async def page(call: RequestContext) -> Response:
     known = [
         Signer(chain_id, address)
         for chain_id in call.services.chains
@@ -58,8 +63,8 @@ async def page(call: Call) -> Reply:
         limit=call.query.limit,
         addresses=call.caller.addresses,
     )
-    following = str(views[-1].signer) if len(views) == call.query.limit else None
-    return Reply(SignersPage(items=[describe(call, view) for view in views], next=following))
+    next_cursor = str(views[-1].signer) if len(views) == call.query.limit else None
+    return Response(SignersPage(items=[describe(call, view) for view in views], next=next_cursor))
 
 
 def _after(cursor: str | None) -> Signer | None:
@@ -67,21 +72,21 @@ def _after(cursor: str | None) -> Signer | None:
         return None
     chain_id, _, address = cursor.partition(":")
     if not re.fullmatch(r"[0-9]{1,18}", chain_id) or not re.fullmatch(r"0x[0-9a-f]{40}", address):
-        raise ApiError("cursor_invalid", "the cursor was not given by us", field="cursor")
+        raise ApiError("cursor_invalid", "the cursor was not issued by this API", field="cursor")
     return Signer(int(chain_id), Address(address))
 
 
-async def detail(call: Call) -> Reply:
+async def detail(call: RequestContext) -> Response:
     view = await existing(call)
-    rules = call.services.rules_of(view.signer.address)
+    rules = call.services.signer_settings(view.signer.address)
     balance_wei: str | None = None
     on_chain: ChainNonces | None = None
     error: str | None = None
     try:
         balance_wei, on_chain = await _on_chain(call, view.signer)
     except (RpcError, TimeoutError) as failure:
-        error = str(failure)[:300] or "the chain's nodes did not answer in time"
-    return Reply(
+        error = str(failure)[:300] or "the chain's endpoints did not respond in time"
+    return Response(
         signer_out(
             view,
             mode=rules.mode,
@@ -95,9 +100,9 @@ async def detail(call: Call) -> Reply:
     )
 
 
-async def _on_chain(call: Call, signer: Signer) -> tuple[str, ChainNonces]:
+async def _on_chain(call: RequestContext, signer: Signer) -> tuple[str, ChainNonces]:
     chain, address = call.services.chains[signer.chain_id], Address(signer.address)
-    async with asyncio.timeout(CHAIN_WITHIN_S):
+    async with asyncio.timeout(CHAIN_TIMEOUT_S):
         balance_wei, latest, pending = await asyncio.gather(
             chain.balance_wei(address), chain.nonce(address, "latest"), chain.nonce(address, "pending")
         )

@@ -1,33 +1,42 @@
-"""The node about itself and its fellows: alive, ready, version, who holds what."""
+"""Report on this node and its cluster: health, readiness, version, nodes."""
 
 from __future__ import annotations
 
 import asyncio
 
-from fencepost.api.calls import Call, Reply
-from fencepost.api.convert import node_out
+from fencepost.api.context import RequestContext, Response
+from fencepost.api.presenters import node_out
 from fencepost.api.problems import ApiError
-from fencepost.api.wire_out import NodesOut, ReadyOut, StatusOut, VersionOut
+from fencepost.schemas.responses import NodesOut, ReadyOut, StatusOut, VersionOut
 
-READY_WITHIN_S = 2.0
-
-
-async def alive(_call: Call) -> Reply:
-    return Reply(StatusOut(status="ok"))
+READY_TIMEOUT_S = 2.0
+# A chain is reported as silent when none of its endpoints has answered for this long.
+SILENT_AFTER_S = 5.0
 
 
-async def ready(call: Call) -> Reply:
-    """Whether requests would be taken: the database answers, and may be written to."""
-    async with asyncio.timeout(READY_WITHIN_S):
+async def alive(_call: RequestContext) -> Response:
+    return Response(StatusOut(status="ok"))
+
+
+async def ready(call: RequestContext) -> Response:
+    """Check that the node accepts requests: the database responds and is writable.
+
+    A silent chain is named and changes nothing else: requests for it are stored and wait until it responds.
+    """
+    async with asyncio.timeout(READY_TIMEOUT_S):
         writable = await call.services.reader.ping()
     if not writable:
         raise ApiError("database_unavailable", "the database is read-only", retry_after_s=1)
-    return Reply(ReadyOut(status="ready", database=True, node=call.services.node.name))
-
-
-async def version(call: Call) -> Reply:
     services = call.services
-    return Reply(
+    silent = sorted(
+        chain_id for chain_id, chain in services.chains.items() if chain.silent_for_s >= SILENT_AFTER_S
+    )
+    return Response(ReadyOut(status="ready", database=True, node=services.node.name, silent_chain_ids=silent))
+
+
+async def version(call: RequestContext) -> Response:
+    services = call.services
+    return Response(
         VersionOut(
             version=services.node.version,
             node=services.node.name,
@@ -38,8 +47,8 @@ async def version(call: Call) -> Reply:
     )
 
 
-async def nodes(call: Call) -> Reply:
-    """Every node that is known, those alive first."""
+async def nodes(call: RequestContext) -> Response:
+    """List the known nodes, live ones first."""
     this = call.services.node.incarnation
     found = await call.services.nodes()
-    return Reply(NodesOut(items=[node_out(view, is_this=view.incarnation == this) for view in found]))
+    return Response(NodesOut(items=[node_out(view, is_this=view.incarnation == this) for view in found]))

@@ -1,52 +1,82 @@
-"""Give nonces to the head of the queue: price, sign with the nonces expected, commit all or nothing.
+"""Allocate nonces to the head of the queue: price, sign with the expected nonces, commit all or nothing.
 
-A nonce is bound late: only when the window has room and the bytes are signed. Nonces, bytes, states and journal rows
-are one statement that also moves the cursor from the value we expected, so that nothing is stored twice or in part.
-Dying on any line before the commit leaves nothing; dying after it leaves bytes that the next owner sends.
+A nonce is assigned late: only when the window has room and the bytes are signed. One statement stores nonces, bytes, states
+and journal rows and moves the cursor from its expected value, so nothing is stored twice or in part. A crash before the
+commit leaves nothing. A crash after it leaves bytes that the next lease holder sends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from fencepost.application import attempts
-from fencepost.application.lane import HandlerElsewhere, Lane
+from fencepost.application import funds, signing
+from fencepost.application.lane import HandlerOnOtherNode, Lane
+from fencepost.application.nonce_sync import checked_cursor
 from fencepost.application.ports import Cursor, TxChange
-from fencepost.application.sequence import checked_cursor
-from fencepost.domain import managed
-from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
-from fencepost.domain.states import CursorState
+from fencepost.application.signing import Batch
+from fencepost.domain import transaction_state
+from fencepost.domain.states import SubState
+from fencepost.domain.struct import Struct
 from fencepost.domain.transaction import Fees, UnsignedTx
-from fencepost.domain.value import Value
-from fencepost.errors import InsufficientFunds, RpcError, RpcRefused, SigningError, UnknownSigner, WouldRevert
+from fencepost.domain.transaction_state import Attempt, Kind, ManagedTx, Purpose
+from fencepost.errors import (
+    InsufficientFunds,
+    RpcError,
+    RpcUnavailable,
+    SigningError,
+    SigningRefused,
+    TypeNotSupported,
+    UnknownSigner,
+    WouldRevert,
+)
 
-# How long the queue waits when the account can't pay for its head.
-FUNDS_RETRY_S = 5.0
-
-# Nonces of one commit.
-MOST_AT_ONCE = 256
+MAX_NONCES_PER_COMMIT = 256
 
 
-class Priced(Value, frozen=True):
+# The lane repeats a gas estimate that the endpoint rejected, unless the call reverts, after these pauses. After so many
+# rejections the request is STUCK, or continues without an estimate if the caller set a gas limit.
+FIRST_ESTIMATE_PAUSE_S = 0.5
+MAX_ESTIMATE_PAUSE_S = 30.0
+MAX_ESTIMATE_REFUSALS = 3
+
+
+# The lane repeats a rejected signing call after these pauses. After so many rejections it fails or marks the request.
+FIRST_SIGNING_PAUSE_S = 0.2
+MAX_SIGNING_PAUSE_S = 15.0
+MAX_SIGNING_REFUSALS = 3
+
+
+class Priced(Struct, frozen=True):
     tx: ManagedTx
     gas: int
     fees: Fees
 
 
-async def allocate(lane: Lane, at_most: int = MOST_AT_ONCE) -> int:
-    """How many requests left the queue, with a nonce or refused without one: more may fit behind them."""
+class _TransientRejection(Struct, frozen=True):
+    """The endpoint rejected the estimate for a reason that is not in the call: a later try may succeed."""
+
+    reason: str
+
+
+class _CannotPay(Struct, frozen=True):
+    """The endpoint reports that the account can't pay for the call."""
+
+    node_text: str
+
+
+async def allocate(lane: Lane, at_most: int = MAX_NONCES_PER_COMMIT) -> int:
+    """Allocate nonces, and return how many requests left the queue, with a nonce or rejected without one."""
     if not _may_allocate(lane):
         return 0
     cursor = await checked_cursor(lane)
     if cursor is None:
         return 0
-    late = await _refuse_what_is_too_late(lane)
-    batch = _head_of_queue(lane, share_of(lane, at_most))
+    late = await _reject_expired(lane)
+    batch = _head_of_queue(lane, batch_size(lane, at_most))
     if not batch:
         return late
     lane.require_trust()
@@ -55,17 +85,72 @@ async def allocate(lane: Lane, at_most: int = MOST_AT_ONCE) -> int:
     priced, refused = await _price(lane, batch)
     if not priced:
         return late + refused
-    wanted = to_be_signed(lane, cursor, priced)
-    signed = await attempts.sign(lane, wanted, numbers=[1] * len(wanted), purpose=Purpose.INTENT)
+    unsigned = unsigned_txs(lane, cursor, priced)
+    to_sign = Batch(lane, [item.tx for item in priced], unsigned)
+    try:
+        signed = await signing.sign(to_sign)
+    except SigningRefused:
+        return late + refused + await _allocate_singly(lane, cursor, priced, to_sign)
+    return late + refused + await _store(lane, cursor, priced, signed)
+
+
+async def _store(lane: Lane, cursor: Cursor, priced: Sequence[Priced], signed: Sequence[Attempt]) -> int:
     changes = allocations(lane, cursor, priced, signed)
     lane.require_trust()
     await lane.commit(changes, cursor=cursor.past(len(changes)), op="allocate")
-    return late + refused + len(changes)
+    return len(changes)
 
 
-def to_be_signed(lane: Lane, cursor: Cursor, priced: Sequence[Priced]) -> list[UnsignedTx]:
+# ---- rejected signatures
+
+
+async def _allocate_singly(lane: Lane, cursor: Cursor, priced: Sequence[Priced], to_sign: Batch) -> int:
+    """Find the request of a batch that the key port rejected, allocate those before it, and handle it.
+
+    The requests behind it wait for that, so that requests keep their order.
+    """
+    results = await signing.sign_singly(to_sign)
+    refused = next((n for n, item in enumerate(results) if isinstance(item, SigningRefused)), len(results))
+    before = [item for item in results[:refused] if isinstance(item, Attempt)]
+    count = await _store(lane, cursor, priced[:refused], before) if before else 0
+    if refused == len(results):
+        return count
+    error = results[refused]
+    assert isinstance(error, SigningRefused)  # noqa: S101 - chosen so
+    signs_others = any(isinstance(item, Attempt) for item in results)
+    return count + await _handle_refusal(lane, priced[refused].tx, error, signs_others=signs_others)
+
+
+async def _handle_refusal(lane: Lane, tx: ManagedTx, error: SigningRefused, *, signs_others: bool) -> int:
+    """Fail a request that the key port rejects repeatedly, if the key port signs anything else for this account.
+
+    If it signs nothing at all, the cause is not the request: the request waits and is marked STUCK.
+    """
+    sending = lane.sending
+    tries = sending.refused_signatures[1] + 1 if sending.refused_signatures[0] == tx.tx_id else 1
+    sending.refused_signatures = (tx.tx_id, tries)
+    cursor = lane.cursor
+    if tries >= MAX_SIGNING_REFUSALS and cursor is not None:
+        if signs_others or await signing.signs_fillers(lane, tx, nonce=cursor.next_nonce):
+            lane.ports.observer.note("signing_refused", signer=lane.signer, tx=tx.tx_id, reason=str(error))
+            await lane.commit(
+                [lane.change(tx, partial(transaction_state.reject, error=str(error)))], op="refuse"
+            )
+            return 1
+        if tx.sub_state is not SubState.STUCK:
+            reason = f"the key store signs nothing for this account; check the key: {error}"
+            lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
+            await lane.commit(
+                [lane.change(tx, partial(transaction_state.mark_stuck, reason=reason))], op="stuck"
+            )
+    pause_s = min(MAX_SIGNING_PAUSE_S, FIRST_SIGNING_PAUSE_S * float(1 << min(tries - 1, 10)))
+    sending.allocation_paused_until_s = lane.now_s() + pause_s
+    return 0
+
+
+def unsigned_txs(lane: Lane, cursor: Cursor, priced: Sequence[Priced]) -> list[UnsignedTx]:
     return [
-        attempts.unsigned(
+        signing.build_unsigned(
             lane, item.tx, nonce=cursor.next_nonce + i, gas=item.gas, fees=item.fees, purpose=Purpose.INTENT
         )
         for i, item in enumerate(priced)
@@ -75,64 +160,70 @@ def to_be_signed(lane: Lane, cursor: Cursor, priced: Sequence[Priced]) -> list[U
 def allocations(
     lane: Lane, cursor: Cursor, priced: Sequence[Priced], signed: Sequence[Attempt]
 ) -> list[TxChange]:
+    funds.spend(lane, sum(funds.cost_wei(item.tx, item.gas, item.fees) for item in priced))
     return [
-        lane.change(item.tx, partial(managed.allocated, nonce=cursor.next_nonce + i, attempt=attempt))
+        lane.change(
+            item.tx, partial(transaction_state.assign_nonce, nonce=cursor.next_nonce + i, attempt=attempt)
+        )
         for i, (item, attempt) in enumerate(zip(priced, signed, strict=True))
     ]
 
 
 async def sign_ahead(lane: Lane) -> None:
-    """The bytes that the next in line gets, unless something changes before its turn; `attempts.sign` sees whether.
+    """Sign the next request in advance, while the receipt of the one before it is fetched.
 
-    It is for the time in which the chain is asked about the one before. Nothing is stored, and nothing that isn't stored
-    goes out: dying here leaves nothing. What fails here fails again in its turn, and is judged there.
+    `signing.sign` uses the bytes unless something changes before then. Nothing is stored, and only stored bytes are sent, so
+    a crash here leaves nothing. An error here occurs again when the request is allocated, and is handled there.
     """
     cursor = lane.cursor
     if cursor is None or not lane.queue:
         return
     with suppress(RpcError, SigningError, UnknownSigner):
-        priced = priced_at_once(lane, await attempts.quote(lane), 1)
+        priced = price_without_rpc(lane, await signing.quote(lane), 1)
         if priced:
-            (wanted,) = to_be_signed(lane, cursor, priced)
-            (signed,) = await lane.keys.sign(lane.signer.address, [wanted])
-            lane.signed_ahead = wanted, signed
+            (unsigned,) = unsigned_txs(lane, cursor, priced)
+            await signing.sign_ahead(lane, priced[0].tx, unsigned)
 
 
 def _may_allocate(lane: Lane) -> bool:
-    if lane.clock.now_s() < lane.hold_allocation_until_s:
+    if lane.now_s() < lane.sending.allocation_paused_until_s:
         return False
-    lane.hold_allocation_until_s = 0.0  # while it stands, the lane comes back for it
-    if not lane.queue or (lane.cursor is not None and lane.cursor.state is not CursorState.ACTIVE):
+    lane.sending.allocation_paused_until_s = 0.0  # while it is set, the lane schedules a step for it
+    if not lane.queue or (lane.cursor is not None and not lane.cursor.is_open):
         return False
-    return room(lane) > 0
+    return window_capacity(lane) > 0
 
 
-def room(lane: Lane) -> int:
-    """Strict: nothing may be in flight until depth. Pipelined: what is in a block no longer waits in a pool.
+def window_capacity(lane: Lane) -> int:
+    """Return how many more nonces fit into the window.
 
-    What a block was seen to contain makes room before its receipt is there, for as much again as the window holds. Never
-    does more than a window wait for a block: whoever comes after a fail-over relies on that (`sequence.py`).
+    Strict mode: no transaction may be in flight, which ends at the required depth. Pipelined mode: a transaction in a block
+    no longer waits in a pool. A transaction that was seen in a block makes room before its receipt is read, up to one more
+    window. Never do more transactions than one window wait for a block: after a fail-over the next lease holder relies on
+    that (`nonce_sync.py`).
     """
-    window = min(lane.policy.window, lane.window_limit or lane.policy.window)
-    if lane.policy.strict:
+    window = min(lane.settings.window, lane.sending.window_limit or lane.settings.window)
+    if lane.settings.strict:
         return window - len(lane.in_flight)
     unmined = lane.unmined
-    waiting = [tx for tx in unmined if not _is_in_block(lane, tx)] if lane.in_block else unmined
+    waiting = [tx for tx in unmined if not _is_in_block(lane, tx)] if lane.blocks.mined_hashes else unmined
     return min(window - len(waiting), 2 * window - len(unmined))
 
 
 def _is_in_block(lane: Lane, tx: ManagedTx) -> bool:
-    return any(attempt.signed.hash in lane.in_block for attempt in tx.attempts)
+    return any(attempt.signed.hash in lane.blocks.mined_hashes for attempt in tx.attempts)
 
 
-def share_of(lane: Lane, at_most: int) -> int:
-    """How many of the queue come next. A small rest goes with them: alone it would cost a round, and wait for a block."""
+def batch_size(lane: Lane, at_most: int) -> int:
+    """Return how many requests of the queue to allocate next. A small remainder is included: alone it would cost a round."""
     waiting = len(lane.queue)
-    return min(room(lane), MOST_AT_ONCE, at_most if 2 * waiting > 3 * at_most else waiting)
+    return min(
+        window_capacity(lane), MAX_NONCES_PER_COMMIT, at_most if 2 * waiting > 3 * at_most else waiting
+    )
 
 
 def _head_of_queue(lane: Lane, at_most: int) -> list[ManagedTx]:
-    """As many as fit, in order; a handler is asked alone, because its bytes don't exist yet."""
+    """Return the next requests in order. A handler's request comes alone, because its bytes don't exist yet."""
     batch: list[ManagedTx] = []
     for tx in lane.queue:
         if len(batch) == at_most or (batch and tx.kind is Kind.HANDLER):
@@ -143,65 +234,130 @@ def _head_of_queue(lane: Lane, at_most: int) -> list[ManagedTx]:
     return batch
 
 
-async def _refuse_what_is_too_late(lane: Lane) -> int:
-    late = lane.queue.too_late(lane.clock.now_s())
+async def _reject_expired(lane: Lane) -> int:
+    late = lane.queue.expired(lane.now_s())
     if late:
-        error = "validUntil passed before the transaction got its turn"
+        error = "validUntil passed before the transaction got a nonce"
         await lane.commit(
-            [lane.change(tx, partial(managed.refused, error=error)) for tx in late], op="expire"
+            [lane.change(tx, partial(transaction_state.reject, error=error)) for tx in late], op="expire"
         )
     return len(late)
 
 
-# ---- what it costs
+# ---- gas and fees
 
 
 async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[Priced], int]:
-    """Gas and fees for each, and how many would revert: those are refused here, before a nonce is spent.
+    """Determine gas and fees of each request; return them and how many requests were rejected without a nonce.
 
-    Order is kept: the first that can't be priced for a passing reason ends the batch.
+    Requests that would revert are rejected. Order is kept: the first request that can't be priced yet ends the batch.
     """
-    quoted = await attempts.quote(lane)
-    estimates = await _all_gas(lane, batch)
+    quoted = await signing.quote(lane)
+    estimates, _ = await asyncio.gather(_all_gas(lane, batch), funds.refresh(lane))
     priced: list[Priced] = []
     refusals = []
     for tx, estimate in zip(batch, estimates, strict=True):
         gas = estimate
-        fees = tx.intent.fees or quoted
-        if isinstance(gas, int) and fees.fee_cap_wei > lane.policy.fee_cap_wei:
-            gas = f"the request's fee of {fees.fee_cap_wei} wei a gas is above the cap of {lane.policy.fee_cap_wei}"
+        fees = signing.first_fees(lane, tx, quoted)
+        if isinstance(gas, int):
+            gas = await _limit_error(lane, tx, gas, fees) or gas
+        if isinstance(gas, _TransientRejection):
+            await _wait_for_estimate(lane, tx, gas)
+            break
         if isinstance(gas, str):
-            refusals.append(lane.change(tx, partial(managed.refused, error=gas)))
-        elif gas is None:
-            lane.hold_allocation_until_s = lane.clock.now_s() + FUNDS_RETRY_S
-            lane.observer.note("unfunded", signer=lane.signer, tx=tx.tx_id)
+            refusals.append(lane.change(tx, partial(transaction_state.reject, error=gas)))
+        elif isinstance(gas, _CannotPay):
+            if not priced:  # else it is checked when those before it have their nonces
+                await funds.read(lane)
+                gas_limit = tx.intent.gas or signing.with_margin(lane, signing.TRANSFER_GAS)
+                needed_wei = funds.cost_wei(tx, gas_limit, fees)
+                await funds.wait_for_funds(lane, tx, needed_wei, node_text=gas.node_text)
             break
         else:
             priced.append(Priced(tx, gas, fees))
     if refusals:
         await lane.commit(refusals, op="refuse")
-    return priced, len(refusals)
+    return await _affordable(lane, priced), len(refusals)
 
 
-def priced_at_once(lane: Lane, quoted: Fees, count: int) -> list[Priced] | None:
-    """So many of the queue's head, if nobody need be asked about them; None: somebody must be."""
-    if lane.queue.too_late(lane.clock.now_s()):
-        return None
-    priced: list[Priced] = []
-    for tx in islice(lane.queue, max(0, count)):
-        gas, fees = tx.intent.gas, tx.intent.fees or quoted
-        is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.policy.fee_cap_wei
-        if gas is None or not is_plain or _must_ask_for_gas(lane, tx):
-            return None
-        priced.append(Priced(tx, gas, fees))
+async def _affordable(lane: Lane, priced: list[Priced]) -> list[Priced]:
+    """Return the first requests that the account can pay for. If there are none, record on the first what is missing."""
+    if not priced:
+        return priced
+    covered = _covered(lane, priced)
+    if not covered:
+        await funds.read(lane)
+        covered = _covered(lane, priced)
+    if covered:
+        lane.sending.short_of_funds = None
+    else:
+        first = priced[0]
+        await funds.wait_for_funds(lane, first.tx, funds.cost_wei(first.tx, first.gas, first.fees))
+    return covered
+
+
+def _covered(lane: Lane, priced: list[Priced]) -> list[Priced]:
+    total_wei = 0
+    for index, item in enumerate(priced):
+        total_wei += funds.cost_wei(item.tx, item.gas, item.fees)
+        if not funds.is_covered(lane, total_wei):
+            return priced[:index]
     return priced
 
 
-async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]:
-    """Of all at once. A failure comes out as it is, not in a group, so that a silent node counts as one."""
-    if not any(_must_ask_for_gas(lane, tx) for tx in batch):
-        return [tx.intent.gas for tx in batch]
-    estimates: list[int | str | None] = []
+async def _limit_error(lane: Lane, tx: ManagedTx, gas: int, fees: Fees) -> str | None:
+    """Return which limit forbids the request; if none does, reserve its maximum cost from the signer's daily limit."""
+    limit = signing.operator_limit(lane)
+    if fees.fee_cap_wei > limit.fees.fee_cap_wei:
+        return (
+            f"the request's fee of {fees.fee_cap_wei} wei per gas is above the cap of {limit.fees.fee_cap_wei} wei"
+            f" ({limit.source})"
+        )
+    gas_max = None if lane.sending.limits is None else lane.sending.limits.gas_max
+    if gas_max is not None and gas > gas_max:
+        return f"the gas limit of {gas} is above the gasMax of {gas_max} in the spending policy"
+    wanted = signing.build_unsigned(lane, tx, nonce=0, gas=gas, fees=fees, purpose=Purpose.INTENT)
+    return await signing.reserve(lane, tx, wanted, Purpose.INTENT)
+
+
+def price_without_rpc(lane: Lane, quoted: Fees, count: int) -> list[Priced] | None:
+    """Price the head of the queue without a call to an endpoint or the policy; return None if one is needed."""
+    if lane.sending.limits is not None or lane.queue.expired(lane.now_s()):
+        return None
+    priced: list[Priced] = []
+    total_wei = 0
+    for tx in islice(lane.queue, max(0, count)):
+        gas, fees = tx.intent.gas, signing.first_fees(lane, tx, quoted)
+        is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.settings.fee_cap_wei
+        if gas is None or not is_plain or _needs_estimate(lane, tx):
+            return None
+        total_wei += funds.cost_wei(tx, gas, fees)
+        priced.append(Priced(tx, gas, fees))
+    return priced if not priced or funds.is_covered(lane, total_wei) else None
+
+
+async def _wait_for_estimate(lane: Lane, tx: ManagedTx, refusal: _TransientRejection) -> None:
+    """Schedule another estimate, and mark the request STUCK after `MAX_ESTIMATE_REFUSALS` rejections."""
+    sending = lane.sending
+    tries = sending.refused_estimates[1] + 1 if sending.refused_estimates[0] == tx.tx_id else 1
+    sending.refused_estimates = (tx.tx_id, tries)
+    pause_s = min(MAX_ESTIMATE_PAUSE_S, FIRST_ESTIMATE_PAUSE_S * float(1 << min(tries - 1, 10)))
+    sending.allocation_paused_until_s = lane.now_s() + pause_s
+    lane.ports.observer.note(
+        "estimate_refused", signer=lane.signer, tx=tx.tx_id, tries=tries, reason=refusal.reason
+    )
+    if tries >= MAX_ESTIMATE_REFUSALS and tx.sub_state is not SubState.STUCK:
+        reason = f"the endpoint rejected eth_estimateGas {tries} times; retrying: {refusal.reason}"
+        lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
+        await lane.commit([lane.change(tx, partial(transaction_state.mark_stuck, reason=reason))], op="stuck")
+
+
+async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | _TransientRejection | _CannotPay]:
+    """Estimate the gas of all concurrently. Raises the first error itself, so that a silent endpoint counts as one."""
+    given = [tx.intent.gas for tx in batch if tx.intent.gas is not None and not _needs_estimate(lane, tx)]
+    if len(given) == len(batch):
+        return list(given)
+    estimates: list[int | str | _TransientRejection | _CannotPay] = []
     for answer in await asyncio.gather(*(_gas(lane, tx) for tx in batch), return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
@@ -209,44 +365,82 @@ async def _all_gas(lane: Lane, batch: list[ManagedTx]) -> list[int | str | None]
     return estimates
 
 
-async def _gas(lane: Lane, tx: ManagedTx) -> int | str | None:
-    """The gas limit; or why it is refused; or None when the account can't pay yet."""
-    if not _must_ask_for_gas(lane, tx):
+async def _gas(lane: Lane, tx: ManagedTx) -> int | str | _TransientRejection | _CannotPay:
+    """Return the gas limit, an error text if the call reverts, a transient rejection, or that the account can't pay.
+
+    If the caller set the gas limit, the estimate is optional: an endpoint that keeps rejecting it does not stop the request.
+    """
+    if tx.intent.gas is not None and not _needs_estimate(lane, tx):
         return tx.intent.gas
     try:
-        estimate = await lane.chain.estimate_gas(lane.signer.address, tx.intent.call)
+        estimate = await lane.ports.chain.estimate_gas(lane.signer.address, tx.intent.call)
     except WouldRevert as error:
         return f"would revert: {error}"
-    except InsufficientFunds:
-        return None
-    except RpcRefused as error:
-        return f"the node refuses to estimate it: {error}"
-    return tx.intent.gas or math.ceil(estimate * lane.policy.gas_factor)
+    except InsufficientFunds as error:
+        return _CannotPay(str(error))
+    except TypeNotSupported as error:
+        return f"the chain does not support access lists: {error}"
+    except RpcError as error:
+        if isinstance(error, RpcUnavailable) and _is_first_silence(lane, tx):
+            raise
+        is_tried = lane.sending.refused_estimates == (
+            tx.tx_id,
+            max(lane.sending.refused_estimates[1], MAX_ESTIMATE_REFUSALS),
+        )
+        return tx.intent.gas if is_tried and tx.intent.gas is not None else _TransientRejection(str(error))
+    return tx.intent.gas or signing.with_margin(lane, estimate)
 
 
-def next_comes_at_once(lane: Lane) -> bool:
-    """Somebody waits for a nonce, and nobody need be asked about gas or for a signature before it is given."""
+def _is_first_silence(lane: Lane, tx: ManagedTx) -> bool:
+    """Count unanswered estimates of the head of the queue; return True while the whole lane should pause for them.
+
+    An endpoint that keeps rejecting this one method, with HTTP 403 for example, must not stop its signers for good.
+    """
+    sending = lane.sending
+    if not lane.queue or lane.queue[0].tx_id != tx.tx_id:
+        return False
+    tries = sending.refused_estimates[1] + 1 if sending.refused_estimates[0] == tx.tx_id else 1
+    if tries >= MAX_ESTIMATE_REFUSALS:
+        return False  # it counts as a rejection
+    sending.refused_estimates = (tx.tx_id, tries)
+    return True
+
+
+def next_needs_no_rpc(lane: Lane) -> bool:
+    """Return whether a request waits that needs neither an estimate nor a remote signature before it gets a nonce."""
     first = lane.queue[0] if lane.queue else next(iter(lane.queue.arrived), None)
     return (
         first is not None
-        and not _must_ask_for_gas(lane, first)
-        and lane.keys.signs_at_once(lane.signer.address)
+        and not _needs_estimate(lane, first)
+        and lane.ports.keys.signs_locally(lane.signer.address)
     )
 
 
-def _must_ask_for_gas(lane: Lane, tx: ManagedTx) -> bool:
-    return tx.intent.gas is None or lane.policy.refuse_reverting
+def _needs_estimate(lane: Lane, tx: ManagedTx) -> bool:
+    return tx.intent.gas is None or lane.settings.refuse_reverting
 
 
 async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> int:
-    """The nonce first, because the handler needs it; if the handler is gone, the request goes before it costs one."""
-    if tx.tx_id not in lane.handlers and tx.valid_until_s is not None and tx.origin != lane.incarnation:
-        raise HandlerElsewhere(f"{lane.signer} is wanted by the process that has the next handler")
-    if tx.tx_id not in lane.handlers:
+    """Assign the nonce before the handler runs, because the handler needs it. Cancel the request if its handler is gone."""
+    if (
+        tx.tx_id not in lane.ports.handlers
+        and tx.valid_until_s is not None
+        and tx.origin != lane.ports.incarnation
+    ):
+        raise HandlerOnOtherNode(f"another process has the handler of the next request of {lane.signer}")
+    if tx.tx_id not in lane.ports.handlers:
         await lane.commit(
-            [lane.change(tx, partial(managed.dropped, reason="its handler is gone"))], op="drop"
+            [
+                lane.change(
+                    tx,
+                    partial(
+                        transaction_state.cancel_unsent, reason="the process that had its handler has ended"
+                    ),
+                )
+            ],
+            op="drop",
         )
         return 1
-    change = lane.change(tx, partial(managed.allocated, nonce=cursor.next_nonce, attempt=None))
+    change = lane.change(tx, partial(transaction_state.assign_nonce, nonce=cursor.next_nonce, attempt=None))
     await lane.commit([change], cursor=cursor.past(1), op="allocate")
     return 1

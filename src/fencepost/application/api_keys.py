@@ -1,7 +1,7 @@
-"""Keys of callers: 256 random bits each, shown once, stored as a hash, with scopes, signers and a rate.
+"""Define API keys: 256 random bits each, shown once, stored as a hash, with scopes, signers and a rate.
 
-A token reads `fp_<id>_<secret>`: the id finds the row, the secret is hashed and compared in constant time. A plain
-SHA-256 is enough, because nobody can guess 256 random bits; a slow hash would only slow down those who know them.
+A token has the form `fp_<id>_<secret>`. The id finds the row; the secret is hashed and compared in constant time. A plain
+SHA-256 is enough, because 256 random bits can't be guessed; a slow hash would only slow down legitimate callers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from fencepost.domain.ids import Address
 
 PREFIX = "fp"
-MOST_TOKEN_CHARS = 100
+MAX_TOKEN_CHARS = 100
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 
@@ -26,15 +26,17 @@ _SECRET_BYTES = 32
 class Scope(StrEnum):
     TX_READ = "tx:read"
     TX_WRITE = "tx:write"
+    RPC_EXPENSIVE = "rpc:expensive"
     OPERATOR = "operator"
     ADMIN = "admin"
 
 
-# What a scope brings along: whoever may change things may look at them.
+# The scopes that a scope includes: a key that may change something may also read it.
 IMPLIED: dict[Scope, frozenset[Scope]] = {
     Scope.TX_READ: frozenset({Scope.TX_READ}),
     Scope.TX_WRITE: frozenset({Scope.TX_WRITE, Scope.TX_READ}),
-    Scope.OPERATOR: frozenset({Scope.OPERATOR, Scope.TX_READ}),
+    Scope.RPC_EXPENSIVE: frozenset({Scope.RPC_EXPENSIVE, Scope.TX_READ}),
+    Scope.OPERATOR: frozenset({Scope.OPERATOR, Scope.TX_READ, Scope.RPC_EXPENSIVE}),
     Scope.ADMIN: frozenset(Scope),
 }
 
@@ -44,8 +46,8 @@ class ApiKey:
     id: str
     name: str
     scopes: frozenset[Scope]
-    signers: frozenset[Address] | None  # None: all of them
-    rate_per_s: float | None  # None: without limit
+    signers: frozenset[Address] | None  # None: all signers
+    rate_per_s: float | None  # None: no limit
     created_at: datetime
     revoked_at: datetime | None = None
 
@@ -70,7 +72,7 @@ def mint(
     signers: frozenset[Address] | None = None,
     rate_per_s: float | None = None,
 ) -> tuple[NewKey, str]:
-    """A new key and its token, which nobody can give a second time."""
+    """Create a key and its token. The token can't be recovered later."""
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
     return (
         NewKey(key_id, name, hash_secret(secret), scopes, signers, rate_per_s),
@@ -87,8 +89,8 @@ def is_secret(secret: str, secret_hash: bytes) -> bool:
 
 
 def split_token(token: str) -> tuple[str, str] | None:
-    """Id and secret, or None for what can't be a token of ours."""
-    if len(token) > MOST_TOKEN_CHARS or not token.isascii():
+    """Split a token into id and secret; return None if it does not have the form of a token."""
+    if len(token) > MAX_TOKEN_CHARS or not token.isascii():
         return None
     prefix, _, rest = token.partition("_")
     key_id, _, secret = rest.partition("_")
@@ -97,17 +99,25 @@ def split_token(token: str) -> tuple[str, str] | None:
     return key_id, secret
 
 
+class RevokeOutcome(StrEnum):
+    REVOKED = "revoked"
+    UNKNOWN = "unknown"  # no such key, or it was already revoked
+    LAST_ADMIN = "last_admin"  # kept: no other admin key covers its signers
+
+
 class KeyStore(Protocol):
     async def add(self, key: NewKey, *, actor: str) -> ApiKey: ...
 
-    async def revoke(self, key_id: str, *, actor: str) -> bool:
-        """Whether there was one to revoke."""
+    async def revoke(self, key_id: str, *, actor: str, force: bool = False) -> RevokeOutcome:
+        """Revoke a key. The last admin key is kept unless `force` is set."""
         ...
 
     async def keys(self) -> Sequence[ApiKey]: ...
 
     async def find(self, key_id: str) -> tuple[ApiKey, bytes] | None:
-        """A key that stands, with the hash of its secret."""
+        """Return a key that is not revoked, with the hash of its secret."""
         ...
 
-    async def exist(self) -> bool: ...
+    async def exist(self) -> bool:
+        """Return whether a key was ever created, including revoked ones."""
+        ...

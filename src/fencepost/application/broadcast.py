@@ -1,51 +1,62 @@
-"""Send what was committed, lowest nonce first, and act on what the nodes say.
+"""Send committed bytes, lowest nonce first, and act on the endpoints' answers.
 
-Only bytes that the ledger holds go out, so a late sender is harmless and a crash loses nothing. The answer is a value;
-no answer means that the bytes may be out. What follows from each answer stands in `domain/decide.py`.
+Only bytes that the ledger holds are sent, so a late sender is harmless and a crash loses nothing. The answer is a value; no
+answer means that the bytes may have been sent. `domain/send_policy.py` maps each answer to an action.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from functools import partial
 
-from fencepost.application import attempts
-from fencepost.application.attempts import AtFeeCap
+from fencepost.application import signing
 from fencepost.application.hooks import NonceContext
-from fencepost.application.lane import Lane
+from fencepost.application.lane import Lane, protect
 from fencepost.application.ports import TxChange
-from fencepost.application.protect import protect
-from fencepost.domain import managed
-from fencepost.domain.decide import Action, decide
-from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose
-from fencepost.domain.send import SendResult
+from fencepost.application.signing import AtFeeCap
+from fencepost.domain import transaction_state
+from fencepost.domain.send_policy import Action, decide
+from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import SignedTx, UnsignedTx
+from fencepost.domain.transaction_state import Attempt, Kind, ManagedTx, Purpose
+from fencepost.errors import RpcError, SigningRefused
 
-# One step may answer a node's refusal with new bytes this often; after that the lane comes back later.
-MOST_ROUNDS = 6
+# How often one step may sign new bytes after a rejection; then the lane continues in a later step.
+MAX_ROUNDS = 6
 
 FIRST_BACK_OFF_S = 0.25
-MOST_BACK_OFF_S = 30.0
+MAX_BACK_OFF_S = 30.0
 FUNDS_RETRY_S = 5.0
+DELEGATED_RETRY_S = 1.0
 HANDLER_TIMEOUT_S = 30.0
 
-# What every send meets; Python 3.11 calls a function to find a member of an enumeration.
+# Looked up once: in Python 3.11 access to an enumeration member is a function call.
 _TRACK, _FILLER = Action.TRACK, Purpose.FILLER
+
+# After so many equal rejections in a row the transaction is STUCK. With the growing pauses between sends that takes about
+# half a minute.
+MAX_SAME_REJECTIONS = 8
+_SENT_AGAIN = frozenset({Action.SEND_AGAIN, Action.SEND_LOWER_FIRST})
+_DIGITS = re.compile(r"\d+")
+
+# The endpoint examined the bytes and requires a higher price.
+_PRICE_REJECTED = frozenset({SendCategory.UNDERPRICED, SendCategory.REPLACEMENT_UNDERPRICED})
 
 _SENDABLE = frozenset({State.ALLOCATED, State.SUBMITTED})
 
 
 async def broadcast(lane: Lane) -> int:
-    """How many sends were made."""
+    """Send all bytes that were never sent; return how many sends were made."""
     count = 0
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if lane.is_protected:
             break
         unbuilt = [tx for tx in lane.unmined if not tx.attempts and tx.kind is Kind.HANDLER]
         if unbuilt:
-            await _ask_handlers(lane, unbuilt)
+            await _run_handlers(lane, unbuilt)
         waiting = waiting_to_be_sent(lane)
         if not waiting:
             break
@@ -61,56 +72,67 @@ def waiting_to_be_sent(lane: Lane) -> list[ManagedTx]:
 
 
 def is_sendable(tx: ManagedTx) -> bool:
-    """It has bytes, and nothing says that they must stay here."""
-    return tx.state in _SENDABLE and tx.mined is None and bool(tx.attempts)
+    """Return whether the transaction has bytes that may be sent."""
+    return (
+        tx.state in _SENDABLE
+        and tx.mined is None
+        and tx.sub_state is not SubState.SUPERSEDED
+        and bool(tx.attempts)
+    )
 
 
 def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
-    """It has bytes that never went out, as far as we know."""
+    """Return whether the transaction has bytes that were never sent, according to the ledger."""
     return tx.resubmit_due_s is None and is_sendable(tx) and tx.latest.sent_count == 0
 
 
 async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
-    """The stored bytes of each, in one batch. Whether all went well, so that nothing follows from the answers."""
-    return await take_answers(lane, txs, await lane.chain.send([tx.latest.signed for tx in txs]))
+    """Send the stored bytes of each in one batch; return whether all were accepted and nothing else is to be done."""
+    return await record_send_results(lane, txs, await lane.ports.chain.send([tx.latest.signed for tx in txs]))
 
 
-async def take_answers(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> bool:
-    """One commit for all that was answered, and only then an alarm. Whether all went well.
+async def record_send_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> bool:
+    """Record all results in one commit, then act on them; return whether all were accepted.
 
-    If all went well, the commit can wait: should it never come, the next owner sends the same bytes again.
-    An alarm comes before all else that follows from the answers: nothing may keep it back, and no bytes come after it.
+    If all were accepted, the write is deferred: if it is lost, the next lease holder sends the same bytes again. Otherwise an
+    alarm is handled before the other results: nothing may delay it, and no bytes may be signed after it.
     """
     actions = [_action(*answered) for answered in zip(txs, results, strict=True)]
     if actions.count(_TRACK) == len(actions):
-        hold_answers(lane, txs, results)
+        defer_send_results(lane, txs, results)
         return True
-    stored = await lane.commit(_told_by_answers(lane, txs, results, actions), op="send_result")
+    stored = await lane.commit(_changes_from_results(lane, txs, results, actions), op="send_result")
     answered = list(zip(stored, actions, results, strict=True))
     for tx, action, result in sorted(answered, key=_alarms_first):
         await _follow_up(lane, tx, action, result)
     return False
 
 
-def hold_answers(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
-    """All went well."""
-    changes = _told_by_answers(lane, txs, results, [_TRACK] * len(txs))
-    lane.hold(changes, for_s=lane.policy.record_within_s)
+def defer_send_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
+    """Defer the write of results that need no further action."""
+    changes = _changes_from_results(lane, txs, results, [_TRACK] * len(txs))
+    lane.defer(changes, for_s=lane.settings.record_within_s)
 
 
-def _told_by_answers(
+def _changes_from_results(
     lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult], actions: Sequence[Action]
 ) -> list[TxChange]:
-    if not (lane.policy.fetch_receipt_upon_entry and lane.mines_at_once):  # then the lane looks for itself
-        lane.watch.block_expected.set()
-    now_s = lane.clock.now_s()
+    if not (
+        lane.settings.fetch_receipt_upon_entry and lane.blocks.mines_instantly
+    ):  # else the lane fetches the receipt itself
+        lane.ports.chain_view.block_expected.set()
+    now_s = lane.now_s()
     changes = []
     for tx, result, action in zip(txs, results, actions, strict=True):
         due_s = _due_s(lane, tx, action, now_s)
         number = tx.latest.number
-        sent = partial(managed.sent, attempt_number=number, result=result, now_s=now_s, due_s=due_s)
-        changes.append(lane.change(tx, sent))
-    lane.observer.note(
+        sent = partial(
+            transaction_state.record_send, attempt_number=number, result=result, now_s=now_s, due_s=due_s
+        )
+        reason = _repeated_refusal(lane, tx, result, action)
+        steps = [sent] if reason is None else [sent, partial(transaction_state.mark_stuck, reason=reason)]
+        changes.append(lane.change(tx, *steps))
+    lane.ports.observer.note(
         "sent",
         signer=lane.signer,
         token=lane.term.token,
@@ -121,12 +143,46 @@ def _told_by_answers(
     return changes
 
 
+def _repeated_refusal(lane: Lane, tx: ManagedTx, result: SendResult, action: Action) -> str | None:
+    """Count equal rejections; return the reason for STUCK after `MAX_SAME_REJECTIONS` of them.
+
+    The bytes are still sent again. The meaning of the endpoint's text is unknown, so nothing else follows from it.
+    """
+    sending = lane.sending
+    if action not in _SENT_AGAIN or not result.message:
+        if sending.refusals:
+            sending.refusals.pop(tx.tx_id, None)
+        return None
+    text = _DIGITS.sub("#", result.message)
+    before, count = sending.refusals.get(tx.tx_id, (text, 0))
+    count = count + 1 if before == text else 1
+    sending.refusals[tx.tx_id] = (text, count)
+    if count < MAX_SAME_REJECTIONS:
+        return None
+    reason = (
+        f"endpoints rejected it {MAX_SAME_REJECTIONS} times or more with the same error: {result.message}"
+    )
+    if (
+        tx.sub_state is SubState.STUCK
+        and tx.error is not None
+        and _DIGITS.sub("#", tx.error) == _DIGITS.sub("#", reason)
+    ):
+        return None
+    lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
+    return reason
+
+
+def is_rejected_repeatedly(lane: Lane, tx: ManagedTx) -> bool:
+    """Return whether endpoints keep rejecting it with the same error: then a higher price does not help."""
+    return lane.sending.refusals.get(tx.tx_id, ("", 0))[1] >= MAX_SAME_REJECTIONS
+
+
 def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
     return answered[1] is not Action.PROTECT
 
 
-def went_well(tx: ManagedTx, result: SendResult) -> bool:
-    """Nothing follows from the answer."""
+def needs_no_follow_up(tx: ManagedTx, result: SendResult) -> bool:
+    """Return whether the result needs no action except tracking."""
     return _action(tx, result) is _TRACK
 
 
@@ -135,35 +191,38 @@ def _action(tx: ManagedTx, result: SendResult) -> Action:
 
 
 def _due_s(lane: Lane, tx: ManagedTx, action: Action, now_s: float) -> float | None:
-    """When the bytes go out again if nothing else happens."""
+    """Return when the bytes are sent again if nothing else happens."""
     if action is _TRACK:
-        return now_s + lane.policy.resubmit_interval_s if lane.policy.resubmit_enabled else None
+        return now_s + lane.settings.resubmit_interval_s if lane.settings.resubmit_enabled else None
     if action is Action.WAIT_FOR_FUNDS:
         return now_s + FUNDS_RETRY_S
-    return now_s + min(MOST_BACK_OFF_S, FIRST_BACK_OFF_S * float(1 << min(tx.latest.sent_count, 10)))
+    if action is Action.SHRINK_WINDOW and tx.tx_id == lane.sending.delegated_next:
+        return now_s + DELEGATED_RETRY_S
+    return now_s + min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * float(1 << min(tx.latest.sent_count, 10)))
 
 
 async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResult) -> None:
+    sending = lane.sending
     match action:
-        case Action.LOOK_UP:
-            lane.must_look_up = True
+        case Action.FETCH_RECEIPTS:
+            lane.blocks.must_fetch_receipts = True
         case Action.SEND_LOWER_FIRST:
-            lane.hold_allocation_until_s = lane.clock.now_s() + FIRST_BACK_OFF_S
-            lane.must_look_up = True
+            sending.allocation_paused_until_s = lane.now_s() + FIRST_BACK_OFF_S
+            lane.blocks.must_fetch_receipts = True
             _make_lower_ones_due(lane, tx)
         case Action.SHRINK_WINDOW:
-            lane.window_limit = 1
+            sending.window_limit = 1
         case Action.WAIT_FOR_FUNDS:
-            lane.hold_allocation_until_s = lane.clock.now_s() + FUNDS_RETRY_S
+            sending.allocation_paused_until_s = lane.now_s() + FUNDS_RETRY_S
         case Action.PROTECT:
             await protect(
                 lane,
-                f"a transaction that is not ours waits at nonce {tx.nonce} ({result.message or 'underpriced'})",
+                f"a transaction that is not ours is pending at nonce {tx.nonce} ({result.message or 'underpriced'})",
             )
-        case Action.OUTBID | Action.REQUOTE | Action.FILL if lane.is_protected:
-            pass  # it goes out again when a person has decided, and is answered then
-        case Action.OUTBID | Action.REQUOTE:
-            await replace_attempt(lane, tx)
+        case Action.OUTBID | Action.REQUOTE | Action.RETYPE | Action.FILL if lane.is_protected:
+            pass  # it is sent again after an operator has decided
+        case Action.OUTBID | Action.REQUOTE | Action.RETYPE:
+            await _sign_again(lane, tx, action, result)
         case Action.FILL:
             await fill(lane, tx, ending=State.FAILED, error=result.message or result.category.value)
         case Action.TRACK | Action.SEND_AGAIN:
@@ -171,8 +230,8 @@ async def _follow_up(lane: Lane, tx: ManagedTx, action: Action, result: SendResu
 
 
 def _make_lower_ones_due(lane: Lane, tx: ManagedTx) -> None:
-    """A node sees a gap below: what went out earlier may have been evicted. The claim is written when it is sent."""
-    now_s = lane.clock.now_s()
+    """Send lower nonces again: the endpoint sees a nonce gap, so it may have evicted them. The send writes its claim."""
+    now_s = lane.now_s()
     for nonce, lower in lane.in_flight.items():
         went_out_earlier = (
             lower.mined is None
@@ -184,54 +243,127 @@ def _make_lower_ones_due(lane: Lane, tx: ManagedTx) -> None:
             lane.in_flight[nonce] = lower.changed(resubmit_due_s=now_s)
 
 
-async def replace_attempt(lane: Lane, tx: ManagedTx) -> None:
-    """The same wish at a higher price. At the cap it is stuck, and says so."""
+async def _sign_again(lane: Lane, tx: ManagedTx, action: Action, result: SendResult) -> None:
+    """Sign again with a higher price, if that is allowed, or with another type.
+
+    Outbidding an earlier attempt completes the bump that created the newer one, so it does not need `fees.bump`.
+    """
+    if action is Action.RETYPE:
+        await _retype(lane, tx, result)
+    elif action is Action.REQUOTE and not signing.may_reprice(lane, tx):
+        await _mark_below_market(lane, tx, _repricing_obstacle(lane))
+    else:
+        await replace_attempt(lane, tx)
+
+
+async def _retype(lane: Lane, tx: ManagedTx, result: SendResult) -> None:
+    """Sign again as type 0. If type 0 is rejected too, a filler replaces it; a filler itself is only sent again."""
+    attempt = await signing.retyped_attempt(lane, tx)
+    if attempt is not None:
+        add = partial(transaction_state.add_attempt, attempt=attempt, event="Retype")
+        await lane.commit([lane.change(tx, add)], op="retype")
+    elif tx.latest.purpose is not _FILLER:
+        await fill(lane, tx, ending=State.FAILED, error=result.message or result.category.value)
+
+
+async def replace_attempt(lane: Lane, tx: ManagedTx) -> bool:
+    """Sign the same intent at a higher price; return whether the limits allowed it.
+
+    At the limit a transaction that endpoints reject is BELOW_MARKET, and one in their pool that is not mined is STUCK.
+    """
     try:
-        attempt = await attempts.next_attempt(lane, tx, purpose=tx.latest.purpose)
+        attempt = await signing.next_attempt(lane, tx, purpose=tx.latest.purpose)
     except AtFeeCap as error:
-        await _mark_stuck(lane, tx, str(error))
-        return
-    await lane.commit([lane.change(tx, partial(managed.attempted, attempt=attempt, event="Bump"))], op="bump")
+        if tx.latest.last_result in _PRICE_REJECTED:
+            await _mark_below_market(lane, tx, str(error))
+        else:
+            await _mark_stuck(lane, tx, str(error))
+        return False
+    except SigningRefused as error:
+        await _mark_stuck(lane, tx, f"the key store rejected its replacement: {error}")
+        return False
+    await lane.commit(
+        [lane.change(tx, partial(transaction_state.add_attempt, attempt=attempt, event="Bump"))], op="bump"
+    )
+    return True
 
 
-async def fill(lane: Lane, tx: ManagedTx, *, ending: State, error: str) -> None:
-    """The wish is given up; a transfer of nothing to oneself goes for its nonce, so that no hole is left."""
-    give_up = [] if tx.ending is ending else [partial(managed.given_up, ending=ending, error=error)]
+async def fill(lane: Lane, tx: ManagedTx, *, ending: State, error: str) -> bool:
+    """Give up the intent and sign a filler for its nonce; return whether the limits allowed the filler."""
+    give_up = [] if tx.ending is ending else [partial(transaction_state.give_up, ending=ending, error=error)]
     try:
-        attempt = await attempts.next_attempt(lane, tx, purpose=Purpose.FILLER)
+        attempt = await signing.next_attempt(lane, tx, purpose=Purpose.FILLER)
     except AtFeeCap as cap:
         await _mark_stuck(lane, tx, str(cap), *give_up)
-        return
-    add = partial(managed.attempted, attempt=attempt, event="Fill")
+        return False
+    except SigningRefused as error_:
+        await _mark_stuck(lane, tx, f"the key store rejected its filler: {error_}", *give_up)
+        return False
+    add = partial(transaction_state.add_attempt, attempt=attempt, event="Fill")
     await lane.commit([lane.change(tx, *give_up, add)], op="fill")
+    return True
 
 
-async def _mark_stuck(lane: Lane, tx: ManagedTx, reason: str, *first: partial[managed.Step]) -> None:
-    """It says so once: a refusal that comes back every half minute must not fill the journal."""
+def _repricing_obstacle(lane: Lane) -> str:
+    if lane.settings.fixed_fees is not None:
+        return "fees.source is fixed, so no higher price is signed"
+    return "fees.bump.enabled is off, so no higher price is signed"
+
+
+async def _mark_below_market(lane: Lane, tx: ManagedTx, reason: str) -> None:
+    """Record once that the price is too low. The same bytes are sent again until the market falls."""
+    if tx.sub_state is SubState.BELOW_MARKET:
+        return
+    offered = tx.latest.fees
+    try:
+        suggested = await signing.market(lane)
+        needed = f"endpoints suggest {suggested.fee_cap_wei} wei with a tip of {suggested.tip_wei} wei"
+    except RpcError:
+        needed = f"the endpoint answered: {tx.latest.last_message or 'underpriced'}"
+    text = (
+        f"below the market: it offers {offered.fee_cap_wei} wei per gas with a tip of {offered.tip_wei} wei;"
+        f" {needed}; {reason}; the same bytes are sent again until the market falls"
+    )
+    lane.ports.observer.note("below_market", signer=lane.signer, tx=tx.tx_id, reason=text)
+    await lane.commit(
+        [lane.change(tx, partial(transaction_state.mark_below_market, reason=text))], op="below_market"
+    )
+
+
+async def _mark_stuck(
+    lane: Lane, tx: ManagedTx, reason: str, *first: partial[transaction_state.Transition]
+) -> None:
+    """Mark the transaction STUCK once: a rejection every half minute must not fill the journal."""
     if tx.sub_state is SubState.STUCK and not first:
         return
-    lane.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
-    await lane.commit([lane.change(tx, *first, partial(managed.stuck, reason=reason))], op="stuck")
+    lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
+    await lane.commit(
+        [lane.change(tx, *first, partial(transaction_state.mark_stuck, reason=reason))], op="stuck"
+    )
 
 
 # ---- transactions that a caller's function builds
 
 
-async def _ask_handlers(lane: Lane, unbuilt: list[ManagedTx]) -> None:
+async def _run_handlers(lane: Lane, unbuilt: list[ManagedTx]) -> None:
     for tx in unbuilt:
         lane.require_trust()
-        fees = await attempts.quote(lane)  # before the handler is taken: a silent node must not cost it
-        handler = lane.handlers.pop(tx.tx_id, None)
+        fees = await signing.quote(
+            lane
+        )  # before the handler is removed: an endpoint's silence must not lose it
+        handler = lane.ports.handlers.pop(tx.tx_id, None)
         if handler is None:
-            await fill(lane, tx, ending=State.FAILED, error="its handler is gone")
+            await fill(lane, tx, ending=State.FAILED, error="the process that had its handler has ended")
             continue
         context = NonceContext(signer=lane.signer, nonce=tx.held_nonce(), tx_id=tx.tx_id, fees=fees)
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
                 built = await handler(context)
-            attempt = await _handlers_attempt(lane, tx, built)
-        except Exception as error:  # noqa: BLE001 - whatever a caller's code does, the nonce must be consumed
-            lane.observer.note("handler_failed", signer=lane.signer, tx=tx.tx_id, error=type(error).__name__)
+            attempt = await _attempt_from_handler(lane, tx, built)
+        except Exception as error:  # noqa: BLE001 - a caller's code may raise anything, and the nonce must be consumed
+            lane.ports.observer.note(
+                "handler_failed", signer=lane.signer, tx=tx.tx_id, error=type(error).__name__
+            )
             await fill(
                 lane,
                 tx,
@@ -240,22 +372,20 @@ async def _ask_handlers(lane: Lane, unbuilt: list[ManagedTx]) -> None:
             )
             continue
         await lane.commit(
-            [lane.change(tx, partial(managed.attempted, attempt=attempt, event="Sign"))], op="sign"
+            [lane.change(tx, partial(transaction_state.add_attempt, attempt=attempt, event="Sign"))],
+            op="sign",
         )
 
 
-async def _handlers_attempt(lane: Lane, tx: ManagedTx, built: UnsignedTx | bytes) -> Attempt:
+async def _attempt_from_handler(lane: Lane, tx: ManagedTx, built: UnsignedTx | bytes) -> Attempt:
     if isinstance(built, UnsignedTx):
         _require_own_nonce(lane, tx, built)
-        return (await attempts.sign(lane, [built], numbers=[1], purpose=Purpose.INTENT))[0]
-    sender, said, tx_hash = lane.decode(built)
+        return (await signing.sign(signing.Batch(lane, [tx], [built])))[0]
+    sender, decoded, tx_hash = lane.ports.decode(built)
     if sender != lane.signer.address:
         raise ValueError(f"the handler's transaction is signed by {sender}, not by {lane.signer.address}")
-    _require_own_nonce(lane, tx, said)
-    signed = SignedTx(raw=built, hash=tx_hash)
-    return Attempt(
-        number=1, purpose=Purpose.INTENT, type=said.type, gas=said.gas, fees=said.fees, signed=signed
-    )
+    _require_own_nonce(lane, tx, decoded)
+    return await signing.handler_attempt(lane, tx, decoded, SignedTx(raw=built, hash=tx_hash))
 
 
 def _require_own_nonce(lane: Lane, tx: ManagedTx, built: UnsignedTx) -> None:

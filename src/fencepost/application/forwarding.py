@@ -1,12 +1,12 @@
-"""A call on its way from one node to another: the pass that it carries, and what can come of it.
+"""Define forwarded requests and the forward token that authenticates them between nodes.
 
-A node that takes a caller's call and is not the signer's owner may hand it on. The caller's token stays behind: a pass
-goes along that says who the caller is (the id of the key), which process it is for, when it was made, how often the
-call was handed on, and what exactly is asked (a digest of method, path, query, the headers that matter and the body).
-It is sealed with HMAC-SHA256 by the secret that the nodes share. A pass is good once, for `GOOD_FOR_S`, at one process:
-whoever overhears one can't use it again, elsewhere, or for something else.
+A node that gets a request and does not hold the signer's lease may forward it to the lease holder. It does not send the
+caller's API token. It sends a forward token, which names the caller (the id of the API key), the receiving process, the
+time, the number of hops and a digest of the request (method, path, query, relevant headers and body). The token is
+authenticated with HMAC-SHA256 and the secret that all nodes share. It is valid once, for `TOKEN_TTL_S`, at one process: an
+intercepted token can't be used again, at another node, or for another request.
 
-As text: `1.<hops>.<key id or ->.<for whom>.<milliseconds>.<once>.<digest>.<seal>`
+Text form: `1.<hops>.<key id or ->.<receiver>.<milliseconds>.<once>.<digest>.<seal>`
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from enum import Enum, auto
 from typing import Protocol
 from uuid import UUID
 
-MOST_HOPS = 2
-GOOD_FOR_S = 60.0
-MOST_REMEMBERED = 200_000  # passes seen; with more than that in their time, the rest is refused
+MAX_HOPS = 2
+TOKEN_TTL_S = 60.0
+MAX_SEEN_TOKENS = 200_000  # used tokens within the TTL; beyond this, further tokens are rejected
 
-PASS_HEADER = "x-fencepost-pass"  # noqa: S105 - the name of a header, no secret
-# What a caller can ask for beside the body; they go along as they are, and nobody may change them on the way.
-CARRIED = ("idempotency-key", "prefer")
+FORWARD_TOKEN_HEADER = "x-fencepost-pass"  # noqa: S105 - the name of a header, no secret
+# Request headers that are forwarded unchanged; the digest protects them.
+FORWARDED_HEADERS = ("idempotency-key", "prefer")
 
 _ONCE_BYTES = 16
 _FORM = re.compile(
@@ -39,8 +39,8 @@ _FORM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A call as it goes over the wire. `target` is path and query, `headers` those of `CARRIED` that were given."""
+class ForwardRequest:
+    """A request to forward. `target` is path and query; `headers` has those of `FORWARDED_HEADERS` that were sent."""
 
     method: str
     target: str
@@ -49,67 +49,75 @@ class Asked:
 
     @property
     def digest(self) -> str:
-        told = hashlib.sha256()
+        hasher = hashlib.sha256()
         parts = [self.method, self.target]
-        for name in CARRIED:
+        for name in FORWARDED_HEADERS:
             given = self.headers.get(name)
             parts += [name, "absent"] if given is None else [name, "given", given]
         for part in (*(part.encode() for part in parts), self.body):
-            told.update(len(part).to_bytes(8, "big"))  # no two lists of parts read the same
-            told.update(part)
-        return told.hexdigest()
+            hasher.update(
+                len(part).to_bytes(8, "big")
+            )  # so that different lists of parts never hash the same bytes
+            hasher.update(part)
+        return hasher.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    hops: int  # how often the call was handed on, this time included
-    caller: str | None  # the id of the caller's key; None: a caller without one, where none are needed
-    to: UUID  # the process that it is for, by its incarnation
+class ForwardToken:
+    hops: int  # how often the request was forwarded, including this time
+    caller: str | None  # the id of the caller's API key; None: no key, where none is required
+    to: UUID  # the incarnation of the receiving process
     digest: str
 
 
-class PassRefused(ValueError):
-    """It is no pass of ours, or not any more."""
+class ForwardTokenRejected(ValueError):
+    """The forward token is invalid, expired or already used."""
 
 
 @dataclass(slots=True)
-class Passes:
-    """Makes passes for others, and reads those that come here."""
+class ForwardTokens:
+    """Create forward tokens for other nodes and verify received ones."""
 
     secret: str = field(repr=False)
     now_s: Callable[[], float] = time.time
-    most_remembered: int = MOST_REMEMBERED
-    _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)  # until when each matters
+    max_seen: int = MAX_SEEN_TOKENS
+    _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)  # when each expires
 
-    def make(self, asked: Asked, *, to: UUID, caller: str | None, hops: int) -> str:
+    def make(self, request: ForwardRequest, *, to: UUID, caller: str | None, hops: int) -> str:
         at_ms = int(self.now_s() * 1000)
         once = secrets.token_hex(_ONCE_BYTES)
-        text = f"1.{hops}.{caller or '-'}.{to.hex}.{at_ms}.{once}.{asked.digest}"
+        text = f"1.{hops}.{caller or '-'}.{to.hex}.{at_ms}.{once}.{request.digest}"
         return f"{text}.{self._seal(text)}"
 
-    def read(self, text: str) -> Pass:
-        """Raises `PassRefused`. What is read here once is refused from then on."""
+    def read(self, text: str) -> ForwardToken:
+        """Verify a token and mark it as used. Raises `ForwardTokenRejected`, also for a token that was used before."""
         found = _FORM.fullmatch(text)
         if found is None:
-            raise PassRefused("it has not the form of a pass")
+            raise ForwardTokenRejected("the forward token is malformed")
         if not hmac.compare_digest(self._seal(text.rpartition(".")[0]), found["seal"]):
-            raise PassRefused("its seal is not ours: routing.secret must be the same at every node")
+            raise ForwardTokenRejected(
+                "the forward token has a wrong signature: routing.secret must be the same on every node"
+            )
         at_s = int(found["at_ms"]) / 1000
-        if abs(self.now_s() - at_s) > GOOD_FOR_S:
-            raise PassRefused(f"it was made more than {GOOD_FOR_S:g} s from now: compare the nodes' clocks")
-        self._use_up(found["once"], at_s + GOOD_FOR_S)
+        if abs(self.now_s() - at_s) > TOKEN_TTL_S:
+            raise ForwardTokenRejected(
+                f"the forward token was created more than {TOKEN_TTL_S:g} s ago or ahead: check the nodes' clocks"
+            )
+        self._use_up(found["once"], at_s + TOKEN_TTL_S)
         caller = None if found["caller"] == "-" else found["caller"]
-        return Pass(int(found["hops"]), caller, UUID(hex=found["to"]), found["digest"])
+        return ForwardToken(int(found["hops"]), caller, UUID(hex=found["to"]), found["digest"])
 
     def _use_up(self, once: str, until_s: float) -> None:
         now_s = self.now_s()
-        # They come nearly in the order of their ends: one that ends early behind a late one is kept a little longer.
+        # They are nearly in the order of expiry: one that expires before its predecessor is kept a little longer.
         while self._seen and next(iter(self._seen.values())) < now_s:
             self._seen.popitem(last=False)
         if once in self._seen:
-            raise PassRefused("it was used before")
-        if len(self._seen) >= self.most_remembered:
-            raise PassRefused("more passes came in their time than can be remembered")
+            raise ForwardTokenRejected("the forward token was used before")
+        if len(self._seen) >= self.max_seen:
+            raise ForwardTokenRejected(
+                f"more than {self.max_seen} forward tokens were used within {TOKEN_TTL_S:g} s"
+            )
         self._seen[once] = until_s
 
     def _seal(self, text: str) -> str:
@@ -117,8 +125,8 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What the owner says; `headers` are those that a caller needs, by their lower-case names."""
+class ForwardResponse:
+    """The lease holder's response. `headers` has those that the caller needs, with lower-case names."""
 
     status: int
     body: bytes
@@ -126,14 +134,17 @@ class Answered:
     headers: Mapping[str, str]
 
 
-class NoAnswer(Enum):
-    NOT_TAKEN = auto()  # it is certain that the owner did nothing
-    UNKNOWN = auto()  # the owner may have taken it
+class NoForwardResponse(Enum):
+    NOT_EXECUTED = auto()  # the lease holder certainly did nothing
+    UNKNOWN = auto()  # the lease holder may have executed it
 
 
-class Forward(Protocol):
+class Forwarder(Protocol):
     async def __call__(
-        self, owner: str, asked: Asked, *, caller: str | None, hops: int, wait_s: float
-    ) -> Answered | NoAnswer:
-        """Hands a call on to the node of that name. `hops` counts this time; `wait_s` is what the call itself waits."""
+        self, owner: str, request: ForwardRequest, *, caller: str | None, hops: int, wait_s: float
+    ) -> ForwardResponse | NoForwardResponse:
+        """Forward a request to the node with this name.
+
+        `hops` includes this time. `wait_s` is how long the request itself waits for a milestone.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Who is at work: the nodes of one database, as far as they say so. Correctness never rests on it."""
+"""Define the table of nodes that use one database. It is advisory: correctness never depends on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -13,17 +13,21 @@ Mode = Literal["basic", "worker_queue"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live node. Nodes with equal `serves` hold the same keys for the same chains, and can share their signers."""
+    """Describe a live node. Nodes with equal `serves` hold the same keys for the same chains and share their signers.
+
+    `silent_chains` are the chains whose endpoints do not answer this node.
+    """
 
     name: str
     incarnation: UUID
     mode: Mode
     serves: str
+    silent_chains: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as a person sees it."""
+    """Describe a node for the API and the command line."""
 
     name: str
     incarnation: UUID
@@ -38,18 +42,27 @@ class NodeView:
 
 
 class Members(Protocol):
-    """The table of nodes. Errors of the database surface as they are."""
+    """Read and write the table of nodes. Database errors are raised unchanged."""
 
     async def join(self, *, instead_of: NodeView | None = None) -> bool:
-        """Whether the name is this process's now. `instead_of` is one that was seen not to move any more."""
+        """Register this process, and return whether it has the name now.
+
+        `instead_of` is a registered process without recent heartbeats, which this process replaces.
+        """
         ...
 
-    async def beat(self) -> bool:
-        """Whether the name is still this process's."""
+    async def beat(self, silent_chains: Collection[int] = ()) -> bool:
+        """Send a heartbeat with the silent chains, and return whether this process still has the name."""
         ...
 
-    async def leave(self) -> None: ...
+    async def leave(self) -> None:
+        """Remove this process from the table."""
+        ...
 
-    async def live(self) -> Sequence[Member]: ...
+    async def live(self) -> Sequence[Member]:
+        """Return the nodes with a recent heartbeat."""
+        ...
 
-    async def all(self) -> Sequence[NodeView]: ...
+    async def all(self) -> Sequence[NodeView]:
+        """Return all nodes of the table, live or not."""
+        ...

@@ -1,7 +1,7 @@
-"""The requests without a nonce that a lane holds in memory: the oldest ones, in the order of their arrival.
+"""Hold the oldest requests without a nonce of a lane in memory, in the order of their arrival.
 
-It may hold hundreds, and is touched for every transaction: what happens at its head, which is nearly everything, costs
-the same however long it is.
+A queue may hold hundreds, and every transaction changes it: operations at its head, which are nearly all, cost the same
+however long it is.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from itertools import chain
 from operator import attrgetter
 from uuid import UUID
 
-from fencepost.domain.managed import ManagedTx
+from fencepost.domain.transaction_state import ManagedTx
 
 _NEVER_S = float("inf")
 
 
 class Queue(deque[ManagedTx]):
-    """A deque, so that asking how long it is, or what stands first, is no call of a function of ours."""
+    """Extend a deque, so that its length and its first element cost no Python call."""
 
-    __slots__ = ("_first_deadline_s", "_newest_seq", "arrived")
+    __slots__ = ("_first_deadline_s", "_newest_seq", "arrived", "may_be_longer")
 
     def __init__(self) -> None:
         super().__init__()
         self.arrived: list[ManagedTx] = []  # stored just now, and not looked at yet
+        self.may_be_longer = True  # the ledger may hold requests that are not loaded
         self._newest_seq = 0  # of all that were ever held
         self._first_deadline_s = _NEVER_S  # none of them is too late before
 
     def load(self, txs: Sequence[ManagedTx]) -> None:
-        """As the ledger has it, in place of what was held."""
+        """Replace the content with what the ledger has."""
         self._hold(txs)
         self._newest_seq = max(self._newest_seq, txs[-1].seq if txs else 0)
         self._find_first_deadline()
@@ -42,29 +43,29 @@ class Queue(deque[ManagedTx]):
         self.extend(txs)
 
     def arrive(self, txs: Sequence[ManagedTx]) -> None:
-        """They were stored just now, and nothing waited before them. Safe while a load is under way."""
+        """Add requests that were stored just now, with nothing waiting before them. Safe during a load."""
         self.arrived += txs
 
-    def holds_all(self, seqs: Collection[int], *besides: Iterable[ManagedTx]) -> bool:
-        """Here, looked at or not, or in what is given besides."""
+    def holds_all(self, seqs: Collection[int], *others: Iterable[ManagedTx]) -> bool:
+        """Return whether each of these requests is in the queue, in the arrivals or in `besides`."""
         left = set(seqs)
-        for tx in chain(reversed(self.arrived), reversed(self), *besides):
+        for tx in chain(reversed(self.arrived), reversed(self), *others):
             left.discard(tx.seq)
             if not left:
                 return True
         return False
 
     def take_arrivals(self) -> list[ManagedTx]:
-        """For `add`; or to be forgotten, when a load begins that will see them."""
-        taken, self.arrived = self.arrived, []
-        return taken
+        """Return and clear the arrivals: for `add`, or to drop them before a load that reads them."""
+        arrivals, self.arrived = self.arrived, []
+        return arrivals
 
-    def is_news(self, tx: ManagedTx) -> bool:
-        """It came after all that were ever held here."""
+    def is_new(self, tx: ManagedTx) -> bool:
+        """Return whether the request arrived after all that were ever held here."""
         return tx.seq > self._newest_seq
 
     def add(self, tx: ManagedTx) -> None:
-        """By arrival: two that were stored side by side may come in either order."""
+        """Add a request in the order of arrival: two that were stored concurrently may come in either order."""
         if self and self[-1].seq > tx.seq:
             self._hold(sorted((*self, tx), key=attrgetter("seq")))
         else:
@@ -74,16 +75,16 @@ class Queue(deque[ManagedTx]):
             self._first_deadline_s = min(self._first_deadline_s, tx.valid_until_s)
 
     def update(self, tx: ManagedTx) -> None:
-        """It still waits, but is another value; one that isn't held is left to the next load."""
+        """Replace a request that still waits by its new version; one that is not held is left to the next load."""
         for index, queued in enumerate(self):
             if queued.tx_id == tx.tx_id:
                 self[index] = tx
                 return
 
-    def leave(self, gone: Iterable[ManagedTx]) -> None:
-        """They wait no more. From the head on that is quick; the rest is gone through once for all of them."""
+    def leave(self, txs: Iterable[ManagedTx]) -> None:
+        """Remove requests. Removal at the head is quick; for the others the queue is scanned once."""
         left: set[UUID] = set()
-        for tx in gone:
+        for tx in txs:
             if self and self[0] is tx:
                 self.popleft()
             else:
@@ -91,8 +92,8 @@ class Queue(deque[ManagedTx]):
         if left:
             self._hold([tx for tx in self if tx.tx_id not in left])
 
-    def too_late(self, now_s: float) -> list[ManagedTx]:
-        """Those whose time has passed; looked for only when the first of them may be due."""
+    def expired(self, now_s: float) -> list[ManagedTx]:
+        """Return the requests whose deadline has passed; the queue is scanned only when the first may be due."""
         if now_s < self._first_deadline_s:
             return []
         self._find_first_deadline()

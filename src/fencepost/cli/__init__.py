@@ -1,0 +1,1 @@
+"""Implement the `fencepost` command, one file per subcommand."""

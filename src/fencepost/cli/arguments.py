@@ -1,7 +1,7 @@
-"""Arguments of a contract's method, from words on a command line to what the API takes.
+"""Convert command-line arguments of a contract method to the values that the API accepts.
 
-The signature says what each word is: an array or a tuple is JSON, a bool is true or false, everything else goes as it is
-written, because the API takes numbers and bytes as text. What does not fit is told by the node, which knows the types.
+The method's signature gives the type of each argument: arrays and tuples are JSON, a bool is true or false. Every other
+argument is passed on as text, because the API accepts numbers and bytes as text. The node checks the values.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import msgspec
 from fencepost import bounded_json
 from fencepost.errors import InvalidRequest
 
-_TRUTH = {"true": True, "false": False}
+_BOOLS = {"true": True, "false": False}
 
 
 def parameter_types(signature: str) -> list[str]:
-    """The types at the top level: "f(uint8,(bool,string)[])" has two."""
+    """Split a signature into its top-level parameter types: "f(uint8,(bool,string)[])" has two."""
     name, opening, rest = signature.replace(" ", "").partition("(")
     if not name or not opening or not rest.endswith(")"):
-        raise InvalidRequest('must look like "transfer(address,uint256)"', field="method")
+        raise InvalidRequest('must have the form "transfer(address,uint256)"', field="method")
     types, depth, word = [], 0, ""
     for char in rest[:-1]:
         depth += {"(": 1, ")": -1}.get(char, 0)
         if depth < 0:
-            raise InvalidRequest("a parenthesis is closed that was not opened", field="method")
+            raise InvalidRequest("a closing parenthesis has no opening one", field="method")
         if char == "," and depth == 0:
             types.append(word)
             word = ""
@@ -39,6 +39,7 @@ def parameter_types(signature: str) -> list[str]:
 
 
 def arguments(signature: str, words: Sequence[str]) -> list[Any]:
+    """Convert one word per parameter; raise `InvalidRequest` if the number or the form is wrong."""
     types = parameter_types(signature)
     if len(words) != len(types):
         raise InvalidRequest(
@@ -53,12 +54,14 @@ def arguments(signature: str, words: Sequence[str]) -> list[Any]:
 def _argument(type_: str, word: str, number: int) -> Any:
     if type_.endswith("]") or type_.startswith("("):
         try:
-            # Whole numbers stay whole, whatever their size; others are for the node to refuse, as text.
+            # Integers of any size stay exact. Fractions are passed on as text, and the node rejects them.
             return bounded_json.decode(word.encode(), lambda text: json.loads(text, parse_float=str))
         except (ValueError, msgspec.DecodeError):
-            raise InvalidRequest(f"argument {number} is a {type_}: write it as JSON", field="args") from None
+            raise InvalidRequest(
+                f"argument {number} has type {type_}: write it as JSON", field="args"
+            ) from None
     if type_ == "bool":
-        if word not in _TRUTH:
-            raise InvalidRequest(f"argument {number} is a bool: write true or false", field="args")
-        return _TRUTH[word]
+        if word not in _BOOLS:
+            raise InvalidRequest(f"argument {number} has type bool: write true or false", field="args")
+        return _BOOLS[word]
     return word

@@ -1,6 +1,6 @@
-"""`fencepost config`: which settings are in force and where each came from, or a documented file to start from.
+"""Implement `fencepost config`: show the settings in force with their sources, or print a documented example file.
 
-Secrets are masked in every form. A setting that is wrong leaves as SettingError: one line, exit code 2.
+Secrets are masked in every output. An invalid setting raises `SettingError`: one line, exit code 2.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from fencepost.cli.tables import console, table
-from fencepost.settings import Loaded, example_toml, load, plain_text, reference_markdown, shown_settings
+from fencepost.cli.rendering import console, table
+from fencepost.settings import Loaded, displayed_settings, example_toml, load, plain_text, reference_markdown
 
 
 @click.command("config")
@@ -20,11 +20,13 @@ from fencepost.settings import Loaded, example_toml, load, plain_text, reference
     "--config",
     "toml_path",
     type=click.Path(path_type=Path),
-    help="The file to read instead of fencepost.toml.",
+    help="Read this file instead of fencepost.toml.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: key to value and source.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: value and source per key.")
 @click.option(
-    "--example", is_flag=True, help="Print a fencepost.toml with every setting, its default and its meaning."
+    "--example",
+    is_flag=True,
+    help="Print a fencepost.toml with the default and description of every setting.",
 )
 @click.option("--markdown", is_flag=True, help="Print the page docs/settings.md.")
 def config(*, toml_path: Path | None, as_json: bool, example: bool, markdown: bool) -> None:
@@ -43,13 +45,13 @@ def config(*, toml_path: Path | None, as_json: bool, example: bool, markdown: bo
 
 
 def _json(loaded: Loaded) -> str:
-    rows = shown_settings(loaded.settings, loaded.sources)
+    rows = displayed_settings(loaded.settings, loaded.sources)
     return json.dumps({row.key: {"value": row.value, "source": row.source} for row in rows}, indent=2)
 
 
 def _print_table(loaded: Loaded) -> None:
     rows = []
-    for row in shown_settings(loaded.settings, loaded.sources):
+    for row in displayed_settings(loaded.settings, loaded.sources):
         style = "dim" if row.source == "default" else ""
         rows.append(
             (Text(row.key, style), Text(plain_text(row.value) or '""', style), Text(row.source, style))

@@ -1,4 +1,4 @@
-"""`fencepost demo`: see it work, with a live table, in a minute."""
+"""Implement `fencepost demo`: run three nodes, kill one, and show the progress in a live table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from fencepost.cli.demo_run import Demo, Outcome, Progress, stage
 from fencepost.cli.options import settings_options
-from fencepost.cli.tables import console, table
-from fencepost.lab.demo import Demo, Outcome, Progress, stage
+from fencepost.cli.rendering import console, table
 from fencepost.settings import Loaded
 
 TRANSACTIONS = 300
@@ -27,7 +27,7 @@ TRANSACTIONS = 300
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @settings_options
 def demo(*, transactions: int, keep: bool, as_json: bool, loaded: Loaded) -> int:
-    """Three nodes, one killed half-way, every transaction mined exactly once."""
+    """Run three nodes, kill one half-way, and check that every transaction is mined exactly once."""
     outcome = asyncio.run(_run(loaded, transactions, keep=keep, as_json=as_json))
     return 0 if outcome.is_good else 1
 
@@ -41,7 +41,7 @@ async def _run(loaded: Loaded, transactions: int, *, keep: bool, as_json: bool) 
         if as_json:
             click.echo(json.dumps(outcome.as_json(), indent=2))
         else:
-            _tell(outcome, out)
+            _print_outcome(outcome, out)
         if keep:
             await _keep(demo_, out)
     return outcome
@@ -57,14 +57,14 @@ async def _watch(demo_: Demo, out: Console) -> Outcome:
         def show(progress: Progress) -> None:
             bar.update(task, completed=sum(row[3] for row in progress.rows))
             grid = Table.grid()
-            grid.add_row(_picture(progress))
+            grid.add_row(_progress_table(progress))
             grid.add_row(bar)
             live.update(grid)
 
         return await demo_.play(show)
 
 
-def _picture(progress: Progress) -> Table:
+def _progress_table(progress: Progress) -> Table:
     rows = [
         (
             signer,
@@ -75,23 +75,23 @@ def _picture(progress: Progress) -> Table:
         )
         for signer, queued, in_flight, confirmed, owner in progress.rows
     ]
-    picture = table(("signer", "queued", "in flight", "confirmed", "held by"), rows)
-    picture.title = f"nodes: {' '.join(progress.alive)} · {progress.note}"
-    picture.title_justify = "left"
-    return picture
+    made = table(("signer", "queued", "in flight", "confirmed", "lease holder"), rows)
+    made.title = f"nodes: {' '.join(progress.alive)} · {progress.note}"
+    made.title_justify = "left"
+    return made
 
 
-def _tell(outcome: Outcome, out: Console) -> None:
+def _print_outcome(outcome: Outcome, out: Console) -> None:
     for problem in outcome.problems[:20]:
         out.print(f"✗ {problem}", style="red")
     if outcome.is_good:
         out.print(
-            f"✓ {outcome.requests} requests, each mined exactly once; no hole, no nonce twice ({outcome.seconds} s)",
+            f"✓ {outcome.requests} requests, each mined exactly once; no nonce gap, no nonce used twice ({outcome.seconds} s)",
             style="green",
         )
     if outcome.failover_s is not None:
         out.print(
-            f"✓ {outcome.killed} was killed with -9; the next send for one of its signers came {outcome.failover_s} s later"
+            f"✓ {outcome.killed} was killed with kill -9; another node sent for one of its signers {outcome.failover_s} s later"
         )
 
 
@@ -99,7 +99,7 @@ async def _keep(demo_: Demo, out: Console) -> None:
     for node in demo_.nodes:
         if node.is_alive:
             out.print(f"{node.name} is at {node.url} (docs: {node.url}/docs)")
-    out.print("Ctrl-C ends it")
+    out.print("Press Ctrl-C to stop")
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

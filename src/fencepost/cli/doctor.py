@@ -1,4 +1,4 @@
-"""`fencepost doctor`: is everything as a node needs it? A table, and exit code 0 or 1."""
+"""Implement `fencepost doctor`: check what a node needs. Exit code 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ import click
 from rich.text import Text
 
 from fencepost.adapters.evm.chain import EvmChain
-from fencepost.adapters.evm.rpc import JsonRpc
+from fencepost.adapters.evm.rpc import JsonRpc, masked
 from fencepost.adapters.postgres import migrate
 from fencepost.adapters.postgres.database import CONNECT_ERRORS, OLDEST_SERVER, unusable
+from fencepost.adapters.postgres.rights import require_rights
 from fencepost.adapters.signers import load_keys
+from fencepost.bootstrap.chains import chain_id_missing
+from fencepost.bootstrap.keys import key_sources
 from fencepost.cli.options import settings_options
-from fencepost.cli.tables import console, table
-from fencepost.dev.surroundings import surroundings
-from fencepost.errors import FencepostError
+from fencepost.cli.rendering import console, table
+from fencepost.dev.embedded import embedded_services
+from fencepost.errors import ChainSilent, FencepostError
 from fencepost.settings import Loaded, Settings
-from fencepost.wiring import key_sources
 
 Verdict = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 11)
-MOST_CLOCK_DIFFERENCE_S = 1.0
+MAX_CLOCK_DIFFERENCE_S = 1.0
 RPC_TIMEOUT_S = 5.0
-MOST_RPC_BODY_BYTES = 1024 * 1024
+MAX_RPC_BODY_BYTES = 1024 * 1024
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """Hold the result of one check."""
+
     name: str
     verdict: Verdict
     detail: str
@@ -65,11 +69,11 @@ def _print_table(checks: list[Check]) -> None:
 async def _examine(settings: Settings) -> list[Check]:
     checks = [_python()]
     try:
-        async with surroundings(settings, report=lambda _: None) as around:
-            checks += [check async for check in _database(around.dsn, settings)]
-            checks += [check async for check in _chains(around.settings, around.private_keys)]
+        async with embedded_services(settings, report=lambda _: None) as embedded:
+            checks += [check async for check in _database(embedded.dsn, settings)]
+            checks += [check async for check in _chains(embedded.settings, embedded.private_keys)]
     except FencepostError as error:
-        checks.append(Check("surroundings", "fail", str(error)))
+        checks.append(Check("embedded servers", "fail", str(error)))
     return checks
 
 
@@ -97,8 +101,18 @@ async def _database(dsn: str, settings: Settings) -> AsyncIterator[Check]:
     except FencepostError as error:
         yield Check("migrations", "fail", str(error))
         return
-    told = f"{len(missing)} to apply: fencepost migrate" if missing else "up to date"
-    yield Check("migrations", "warn" if missing else "ok", told)
+    detail = f"{len(missing)} to apply: run fencepost migrate" if missing else "up to date"
+    yield Check("migrations", "warn" if missing else "ok", detail)
+    if not missing:
+        yield await _rights(dsn, settings)
+
+
+async def _rights(dsn: str, settings: Settings) -> Check:
+    try:
+        await require_rights(dsn, timeout_s=settings.database.connect_timeout_s)
+    except FencepostError as error:
+        return Check("rights", "fail", str(error))
+    return Check("rights", "ok", "the database role has every right that a node needs")
 
 
 async def _durability(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
@@ -111,7 +125,7 @@ async def _durability(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
         return Check(
             "durability",
             "fail",
-            f"{', '.join(off)} off: a crash of the server may lose what was acknowledged",
+            f"{', '.join(off)} off: a crash of PostgreSQL may lose acknowledged requests; switch it on",
         )
     return Check("durability", "ok", "fsync, synchronous_commit and full_page_writes are on")
 
@@ -120,9 +134,32 @@ async def _clock(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
     began_s = time.time()
     there_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
     difference_s = there_s - (began_s + time.time()) / 2
-    far = abs(difference_s) > MOST_CLOCK_DIFFERENCE_S
-    note = " (harmless for correctness; logs will not line up)" if far else ""
-    return Check("clock", "warn" if far else "ok", f"{difference_s * 1000:+.1f} ms to the database{note}")
+    far = abs(difference_s) > MAX_CLOCK_DIFFERENCE_S
+    note = " (leases use the database's clock and stay correct; log times differ)" if far else ""
+    return Check(
+        "clock", "warn" if far else "ok", f"{difference_s * 1000:+.1f} ms to the database's clock{note}"
+    )
+
+
+def _open_chain(*urls: str) -> EvmChain:
+    return EvmChain(
+        [JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MAX_RPC_BODY_BYTES) for url in urls]
+    )
+
+
+async def _endpoint(name: str, url: str, chain_id: int) -> Check:
+    """Check one endpoint of several: a node runs without it, so only one that serves another chain is a failure."""
+    check, chain = f"endpoint of {name}", _open_chain(url)
+    try:
+        await chain.verify_chain_id(chain_id)
+        head = await chain.head()
+    except ChainSilent as error:
+        return Check(check, "warn", f"{masked(url)}: {error}")
+    except FencepostError as error:
+        return Check(check, "fail", str(error))
+    finally:
+        await chain.close()
+    return Check(check, "ok", f"{masked(url)}, block {head.number}")
 
 
 async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterator[Check]:
@@ -140,16 +177,16 @@ async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterat
         found if addresses else "no signer: set FENCEPOST_KEY_… or keys.file",
     )
     for name, configured in settings.chains.items():
-        chain = EvmChain(
-            [
-                JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MOST_RPC_BODY_BYTES)
-                for url in configured.rpc_urls
-            ]
-        )
+        chain = _open_chain(*configured.rpc_urls)
         try:
+            if not configured.id:
+                raise await chain_id_missing(name, chain)
             chain_id = await chain.verify_chain_id(configured.id)
             head = await chain.head()
             yield Check(f"chain {name}", "ok", f"id {chain_id}, block {head.number}")
+            if len(configured.rpc_urls) > 1:  # the chain is usable if one of them is
+                for url in configured.rpc_urls:
+                    yield await _endpoint(name, url, chain_id)
             for address in addresses:
                 balance_wei = await chain.balance_wei(address)
                 verdict: Verdict = "ok" if balance_wei else "warn"

@@ -1,6 +1,6 @@
-"""`fencepost keys …`: API keys, made and taken back straight in the database.
+"""Implement `fencepost keys …`: create, list and revoke API keys directly in the database.
 
-Whoever has the database has everything already; so this needs no key of its own, and makes the first one.
+Access to the database already grants everything, so these commands need no API key. They create the first one.
 """
 
 from __future__ import annotations
@@ -14,35 +14,39 @@ import click
 
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.postgres import migrate
+from fencepost.adapters.postgres.commands import PostgresKeyStore
 from fencepost.adapters.postgres.database import open_pool
-from fencepost.adapters.postgres.operators import PostgresKeyStore
-from fencepost.application.api_keys import ApiKey, KeyStore, Scope, mint
+from fencepost.application.api_keys import ApiKey, KeyStore, RevokeOutcome, Scope, mint
+from fencepost.cli.node_client import NO, OK, print_json
 from fencepost.cli.options import settings_options
-from fencepost.cli.remote import NO, OK, print_json
-from fencepost.cli.tables import console, table
-from fencepost.cli.transactions import moment
-from fencepost.dev.surroundings import database
+from fencepost.cli.rendering import console, table
+from fencepost.cli.tx_rendering import local_time
+from fencepost.dev.embedded import database
 from fencepost.domain.ids import Address
 from fencepost.errors import InvalidRequest, MigrationError
 from fencepost.settings import Loaded
 
-MOST_NAME_CHARS = 100
-HERE = "command line"  # where it was done, for the audit
+MAX_NAME_CHARS = 100
+AUDIT_NODE = "command line"  # stored in the audit log in place of a node's name
 
 
 @click.group()
 def keys() -> None:
-    """API keys. From the first one on, every call to a node needs one."""
+    """Manage API keys. Once a key exists, every API call needs one, even after all keys are revoked."""
 
 
 @keys.command()
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, type=click.Choice([scope.value for scope in Scope]),
-              help="What it may do; may be repeated.")  # fmt: skip
+              help="What the key may do; may be repeated.")  # fmt: skip
 @click.option(
-    "--signer", "signers", multiple=True, metavar="ADDRESS", help="Only for these; may be repeated."
+    "--signer",
+    "signers",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Restrict the key to this signer; may be repeated.",
 )
-@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), help="Calls a second at most.")
+@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), help="Maximum calls per second.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
 def create(
@@ -54,9 +58,11 @@ def create(
     as_json: bool,
     loaded: Loaded,
 ) -> None:
-    """Make a key. Its token is shown now and never again."""
-    if not name.strip() or len(name) > MOST_NAME_CHARS or not name.isprintable():
-        raise InvalidRequest(f"a key's name has 1 to {MOST_NAME_CHARS} printable characters", field="name")
+    """Create a key. Its token is shown only now."""
+    if not name.strip() or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise InvalidRequest(
+            f"the name of a key must have 1 to {MAX_NAME_CHARS} printable characters", field="name"
+        )
     new, token = mint(
         name,
         scopes=frozenset(Scope(scope) for scope in scopes),
@@ -68,19 +74,22 @@ def create(
         async with _store(loaded) as store:
             return await store.add(new, actor=_actor())
 
-    made = asyncio.run(add())
+    created = asyncio.run(add())
     if as_json:
-        print_json({**_plain(made), "token": token})
+        print_json({**_plain(created), "token": token})
         return
     click.echo(token)
-    click.echo(f"This is key {made.id} ({name}). It is not shown again; send it as a Bearer token.", err=True)
+    click.echo(
+        f"Created key {created.id} ({name}). The token is not shown again; send it as a Bearer token.",
+        err=True,
+    )
 
 
 @keys.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
 def list_(*, as_json: bool, loaded: Loaded) -> None:
-    """All keys, without their tokens, which nobody has."""
+    """List all keys. Tokens are not stored and cannot be shown."""
 
     async def read() -> Sequence[ApiKey]:
         async with _store(loaded) as store:
@@ -97,8 +106,8 @@ def list_(*, as_json: bool, loaded: Loaded) -> None:
             " ".join(sorted(key.scopes)),
             "all" if key.signers is None else " ".join(sorted(key.signers)),
             "" if key.rate_per_s is None else f"{key.rate_per_s:g}/s",
-            moment(key.created_at),
-            moment(key.revoked_at),
+            local_time(key.created_at),
+            local_time(key.revoked_at),
         )
         for key in found
     ]
@@ -107,18 +116,27 @@ def list_(*, as_json: bool, loaded: Loaded) -> None:
 
 @keys.command()
 @click.argument("key_id")
+@click.option("--force", is_flag=True, help="Revoke the key even if it is the last one with the scope admin.")
 @settings_options
-def revoke(*, key_id: str, loaded: Loaded) -> int:
-    """Take a key back; nodes stop taking it within seconds."""
+def revoke(*, key_id: str, force: bool, loaded: Loaded) -> int:
+    """Revoke a key. Nodes reject it within seconds, and keep rejecting callers without a key."""
 
-    async def take_back() -> bool:
+    async def revoked() -> RevokeOutcome:
         async with _store(loaded) as store:
-            return await store.revoke(key_id, actor=_actor())
+            return await store.revoke(key_id, actor=_actor(), force=force)
 
-    if asyncio.run(take_back()):
-        click.echo(f"{key_id} is revoked")
-        return OK
-    click.echo(f"fencepost: there is no key {key_id[:40]!r} to revoke", err=True)
+    match asyncio.run(revoked()):
+        case RevokeOutcome.REVOKED:
+            click.echo(f"{key_id} is revoked")
+            return OK
+        case RevokeOutcome.LAST_ADMIN:
+            click.echo(
+                f"fencepost: {key_id} is the last admin key and was not revoked: create another one first,"
+                " or use --force (nodes keep rejecting callers without a key)",
+                err=True,
+            )
+        case RevokeOutcome.UNKNOWN:
+            click.echo(f"fencepost: no active key has the id {key_id[:40]!r}", err=True)
     return NO
 
 
@@ -136,7 +154,7 @@ async def _store(loaded: Loaded) -> AsyncIterator[KeyStore]:
             lease_duration_s=settings.lease.duration_s,
             application="fencepost keys",
         ) as pool:
-            yield PostgresKeyStore(pool, node=HERE)
+            yield PostgresKeyStore(pool, node=AUDIT_NODE)
 
 
 def _address(text: str) -> Address:
@@ -149,8 +167,8 @@ def _address(text: str) -> Address:
 def _actor() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as containers have them
-        return HERE
+    except (KeyError, OSError):  # the user id has no name, as in many containers
+        return AUDIT_NODE
 
 
 def _plain(key: ApiKey) -> dict[str, object]:

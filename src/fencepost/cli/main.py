@@ -1,9 +1,13 @@
-"""The `fencepost` command. What goes wrong is said in one line, with exit code 2; a bug keeps its traceback."""
+"""Define the `fencepost` command.
+
+A `FencepostError` is printed as one line, with exit code 2. Any other exception is a bug and keeps its traceback.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 import click
 
@@ -16,20 +20,21 @@ _COMMANDS = {
     "call-contract": "fencepost.cli.send:call_contract",
     "tx": "fencepost.cli.tx:tx",
     "signer": "fencepost.cli.signer:signer",
+    "events": "fencepost.cli.events:events",
+    "command": "fencepost.cli.command:command",
     "nonce": "fencepost.cli.nonce:nonce",
     "nodes": "fencepost.cli.nodes:nodes",
     "keys": "fencepost.cli.keys:keys",
     "migrate": "fencepost.cli.migrate:migrate",
+    "restore": "fencepost.cli.restore:restore",
     "doctor": "fencepost.cli.doctor:doctor",
     "config": "fencepost.cli.config:config",
-    "bench": "fencepost.cli.bench:bench",
-    "lab": "fencepost.cli.lab:lab",
     "version": "fencepost.cli.version:version",
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is called: `fencepost version` must not load the whole server."""
+    """Import a command only when it is called: `fencepost version` must not load the whole server."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -49,12 +54,18 @@ class LazyGroup(click.Group):
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 def cli() -> None:
-    """A transaction manager for EVM chains: nonces never repeated, never skipped, however many nodes run."""
+    """Fencepost, a transaction manager for EVM chains: no nonce is used twice or skipped, with any number of nodes."""
 
 
 def main() -> None:
+    """Run the command line and exit with its status."""
+    run(cli)
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run a command and exit with its status; print a `FencepostError` as one line."""
     try:
-        status = cli.main(standalone_mode=False)
+        status = command.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""`fencepost migrate`: bring the database up to date, show where it stands, or print the SQL."""
+"""Implement `fencepost migrate`: apply migrations, list them, or print SQL for an administrator."""
 
 from __future__ import annotations
 
@@ -8,19 +8,31 @@ import json
 import click
 
 from fencepost.adapters.postgres import migrate as migrations
+from fencepost.adapters.postgres.rights import grants
 from fencepost.cli.options import settings_options
-from fencepost.cli.tables import console, table
-from fencepost.dev.surroundings import database
+from fencepost.cli.rendering import console, table
+from fencepost.dev.embedded import database
 from fencepost.settings import Loaded
 
 
 @click.command()
-@click.argument("verb", type=click.Choice(["up", "status"]), default="up")
-@click.option("--sql", "print_sql", is_flag=True, help="Print the SQL of all migrations, and do nothing.")
+@click.argument("verb", type=click.Choice(["up", "status", "grants"]), default="up")
+@click.argument("role", default="")
+@click.option("--sql", "print_sql", is_flag=True, help="Print the SQL of all migrations and apply none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
-def migrate(*, verb: str, print_sql: bool, as_json: bool, loaded: Loaded) -> None:
-    """Apply the migrations that are missing (up), or list them (status)."""
+def migrate(*, verb: str, role: str, print_sql: bool, as_json: bool, loaded: Loaded) -> None:
+    """Apply the missing migrations (up), list all (status), or print the GRANTs for ROLE (grants).
+
+    `grants` is for nodes whose database role does not own the tables: run its output as the owner.
+    """
+    if (verb == "grants") != bool(role):
+        raise click.UsageError(
+            "`grants` needs a ROLE, and only `grants` takes one: fencepost migrate grants ROLE"
+        )
+    if verb == "grants":
+        click.echo("\n".join(grants(role)))
+        return
     if print_sql:
         for migration in migrations.available():
             click.echo(

@@ -1,4 +1,4 @@
-"""Options that several commands share: where the settings come from, and flags for those that are set most."""
+"""Share the options that select the settings: the file, and flags for the most common keys."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ _FLAGS = {
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options, and hands the command one `loaded: settings.Loaded` instead of them."""
+    """Add the options, and pass the command one `loaded: settings.Loaded` in their place."""
 
-    @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A fencepost.toml.")
-    @click.option("--dsn", help="PostgreSQL to use; without one an embedded server is started.")
-    @click.option("--rpc-url", help="Node of the default chain; without one a dev chain is started.")
-    @click.option("--chain-id", help="Refuse to run on any other chain.")
+    @click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Read this file instead of fencepost.toml.",
+    )
+    @click.option("--dsn", help="URL of the PostgreSQL to use; without it an embedded one is started.")
+    @click.option("--rpc-url", help="RPC endpoint of the default chain; without it a dev chain is started.")
+    @click.option("--chain-id", help="Id of the chain that the endpoint must serve.")
     @click.option("--host", help="Address to listen on.")
-    @click.option("--port", help="Port to listen on; 0 takes any free one.")
+    @click.option("--port", help="Port to listen on; 0 selects a free one.")
     @click.option("--data-dir", help="Where embedded servers keep their data.")
-    @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any setting, by its key.")
+    @click.option(
+        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Set any setting; may be repeated."
+    )
     @functools.wraps(command)
     def with_settings(
         *args: Any,

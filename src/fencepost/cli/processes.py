@@ -1,10 +1,10 @@
-"""N nodes on one machine, a process each, behind one port.
+"""Run several nodes on one machine, one process per node, behind one port.
 
-The parent listens and hands the socket to its children: they take connections from one queue, so a child that dies
-refuses nobody who waits there. Each child is a node of its own with a name of its own, and also listens on a port that
-is its alone: its figures are there, and other nodes reach it there. A child that ends by itself is started again, after
-a pause that grows while it keeps ending. When the parent is told to stop, all end within a bounded time; when the
-parent dies, the children notice and end.
+The parent binds the socket and passes it to its children. They accept connections from one queue, so connections that
+wait there survive the death of a child. Each child is a separate node with its own name and also listens on its own
+port, which serves its metrics and lets other nodes reach it. A child that exits by itself is restarted after a pause;
+the pause grows while the child keeps exiting. When the parent is stopped, all children exit within a bounded time; when
+the parent dies, the children notice and exit.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fencepost.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-READY_WITHIN_S = 60.0
-STOP_WITHIN_S = 9.0  # longer than a node takes at most that the database leaves hanging
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 9.0  # longer than the shutdown of a node whose database does not answer
 FIRST_PAUSE_S = 0.5
-MOST_PAUSE_S = 15.0
-STEADY_S = 30.0  # after this long a child that ends is no longer one that keeps ending
-MOST_PROCESSES = 64
+MAX_PAUSE_S = 15.0
+STEADY_S = 30.0  # a child that ran this long restarts after the first pause again
+MAX_PROCESSES = 64
 
 _spawn = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """All that a child needs; it goes through a pipe, so secrets stay out of arguments and environment."""
+class ChildConfig:
+    """Hold what a child needs. It is sent through a pipe, so secrets stay out of arguments and environment."""
 
     settings: Settings
     dsn: str
@@ -45,77 +45,77 @@ class Orders:
     listener: socket.socket
 
 
-# A node until it is told to stop; it sends "" when it is ready, or why it can't be.
-Child = Callable[[Orders, Connection], None]
+# Run a node until it is stopped. It sends "" when it is ready, or the reason why it can't start.
+Child = Callable[[ChildConfig, Connection], None]
 
 
-def orders_of(
+def child_config(
     settings: Settings, *, name: str, dsn: str, private_keys: tuple[str, ...], listener: socket.socket
-) -> Orders:
-    """The settings as plain values: read-only views don't go through a pipe."""
+) -> ChildConfig:
+    """Name the child and copy mappings into plain dicts: read-only views can't be pickled."""
     plain = replace(
         settings,
         node=replace(settings.node, id=name),
         chains=dict(settings.chains),
         signers=dict(settings.signers),
     )
-    return Orders(plain, dsn, private_keys, listener)
+    return ChildConfig(plain, dsn, private_keys, listener)
 
 
 @asynccontextmanager
-async def processes(child: Child, all_orders: list[Orders]) -> AsyncIterator[None]:
-    """All at work while the body runs. Raises `Unready` if one of them can't start."""
+async def processes(child: Child, configs: list[ChildConfig]) -> AsyncIterator[None]:
+    """Keep all children running while the body runs. Raise `Unready` if one of them can't start."""
     stop = asyncio.Event()
-    kept = [_Kept(child, orders) for orders in all_orders]
+    children = [_SupervisedProcess(child, config) for config in configs]
     try:
-        for one in kept:
+        for one in children:
             one.start()
-        for said in await asyncio.gather(*(one.until_ready() for one in kept)):
-            if said:
-                raise Unready(said)
-        keeping = [asyncio.create_task(one.keep(stop)) for one in kept]
+        for failure in await asyncio.gather(*(one.until_ready() for one in children)):
+            if failure:
+                raise Unready(failure)
+        supervisors = [asyncio.create_task(one.supervise(stop)) for one in children]
         try:
             yield
         finally:
             stop.set()
-            await asyncio.gather(*keeping)
+            await asyncio.gather(*supervisors)
     finally:
-        await asyncio.gather(*(one.end() for one in kept))
+        await asyncio.gather(*(one.end() for one in children))
 
 
-class _Kept:
-    def __init__(self, child: Child, orders: Orders) -> None:
+class _SupervisedProcess:
+    def __init__(self, child: Child, config: ChildConfig) -> None:
         self._child = child
-        self._orders = orders
+        self._config = config
         self._process: SpawnProcess | None = None
-        self._hears: Connection
+        self._ready_pipe: Connection
 
     @property
     def name(self) -> str:
-        return self._orders.settings.node.id
+        return self._config.settings.node.id
 
     def start(self) -> None:
-        self._hears, says = _spawn.Pipe(duplex=False)
-        self._process = _spawn.Process(target=self._child, args=(self._orders, says), name=self.name)
+        self._ready_pipe, child_end = _spawn.Pipe(duplex=False)
+        self._process = _spawn.Process(target=self._child, args=(self._config, child_end), name=self.name)
         self._process.start()
-        says.close()
+        child_end.close()
 
     async def until_ready(self) -> str:
-        """Why it is not; empty when it is."""
+        """Wait until the child is ready; return the empty string, or the reason why it is not."""
         try:
-            async with asyncio.timeout(READY_WITHIN_S):
-                await _readable(self._hears.fileno())
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await _readable(self._ready_pipe.fileno())
         except TimeoutError:
-            return f"node {self.name} was not ready within {READY_WITHIN_S:.0f} s"
+            return f"node {self.name} was not ready within {READY_TIMEOUT_S:.0f} s"
         try:
-            return str(self._hears.recv())
+            return str(self._ready_pipe.recv())
         except EOFError:
-            return f"node {self.name} ended before it was ready; its log tells why"
+            return f"node {self.name} exited before it was ready; see its log for the reason"
         finally:
-            self._hears.close()
+            self._ready_pipe.close()
 
-    async def keep(self, stop: asyncio.Event) -> None:
-        """Start it again whenever it ends by itself, until told to stop."""
+    async def supervise(self, stop: asyncio.Event) -> None:
+        """Restart the child whenever it exits by itself, until `stop` is set."""
         loop = asyncio.get_running_loop()
         pause_s, began_s = FIRST_PAUSE_S, loop.time()
         stopped = asyncio.ensure_future(stop.wait())
@@ -128,15 +128,18 @@ class _Kept:
                 if stop.is_set():
                     return
                 self._process.join()
-                pause_s = (
-                    FIRST_PAUSE_S if loop.time() - began_s > STEADY_S else min(MOST_PAUSE_S, 2 * pause_s)
+                pause_s = FIRST_PAUSE_S if loop.time() - began_s > STEADY_S else min(MAX_PAUSE_S, 2 * pause_s)
+                _log.error(
+                    "node %s exited with status %s; restarting it in %.1f s",
+                    self.name,
+                    self._process.exitcode,
+                    pause_s,
                 )
-                _log.error("node %s ended (%s); again in %.1f s", self.name, self._process.exitcode, pause_s)
                 await asyncio.wait({stopped}, timeout=pause_s)
                 if not stop.is_set():
                     began_s = loop.time()
                     self.start()
-                    self._hears.close()  # what it has to say goes to the log
+                    self._ready_pipe.close()  # a restarted child reports failures in its log only
         finally:
             stopped.cancel()
 
@@ -147,16 +150,16 @@ class _Kept:
         if process.is_alive():
             process.terminate()
             try:
-                async with asyncio.timeout(STOP_WITHIN_S):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
                     await _readable(process.sentinel)
             except TimeoutError:
-                _log.error("node %s does not end; it is killed", self.name)
+                _log.error("node %s did not stop within %.0f s; killing it", self.name, STOP_TIMEOUT_S)
                 process.kill()
         process.join()
 
 
 async def _readable(descriptor: int) -> None:
-    """Until there is something to read, or the other end is gone."""
+    """Wait until the descriptor has data or its other end is closed."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, event.set)
@@ -167,12 +170,12 @@ async def _readable(descriptor: int) -> None:
 
 
 def stop_with_parent(stop: asyncio.Event) -> None:
-    """For a child: SIGTERM, SIGINT or the end of the parent stop it."""
+    """Set `stop` in a child on SIGTERM, on SIGINT, or when the parent exits."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     parent = multiprocessing.parent_process()
-    assert parent is not None  # noqa: S101 - children only call this
+    assert parent is not None  # noqa: S101 - only children call this function
 
     def parent_is_gone() -> None:
         loop.remove_reader(parent.sentinel)

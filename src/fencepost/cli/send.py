@@ -1,59 +1,86 @@
-"""`fencepost send` and `fencepost call-contract`: hand a transaction to a node, and see it through if wanted."""
+"""Implement `fencepost send` and `fencepost call-contract`: submit a transaction and optionally wait for a milestone.
+
+The request id is printed before the first attempt and repeated in every error. An interrupted command that is run again
+with the same id is the same request and cannot send twice.
+"""
 
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import click
 
 from fencepost.cli.arguments import arguments
-from fencepost.cli.remote import SECONDS, WEI, node_options
-from fencepost.cli.transactions import MILESTONES, finish, follow, not_reached
-from fencepost.client import Asked, Client, Until
-from fencepost.client.errors import NotReached
+from fencepost.cli.node_client import FAILURE, OUTCOME_UNKNOWN, SECONDS, WEI, node_options
+from fencepost.cli.tx_rendering import MILESTONES, finish, follow, not_reached
+from fencepost.client import Client, Milestone, SendParams, TxOut
+from fencepost.client.errors import ClientError, NotReached, RequestConflict
+
+
+def _request_id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    if value == "":
+        raise click.BadParameter(
+            "it is empty: give an id, or leave the option out for a random one", ctx, param
+        )
+    return uuid4().hex if value is None else value
 
 
 def _transaction_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What both have in common, gathered into one `asked: Asked`, and how far to follow it."""
+    """Add the options that both commands share, collect them into `SendParams`, and send."""
 
-    @click.option("--from", "signer", required=True, metavar="ADDRESS", help="The signer.")
-    @click.option("--value", type=WEI, default=0, help="Such as 0.1ether, 5gwei, or wei.")
-    @click.option("--request-id", help="Your own name of it: sent again, it is the same transaction.")
-    @click.option("--chain-id", type=int, help="Another chain than the node's default.")
-    @click.option("--gas", type=click.IntRange(21_000), help="The gas limit; without it the node estimates.")
-    @click.option("--max-fee", type=WEI, help="The most to pay a gas, such as 30gwei.")
-    @click.option("--max-priority-fee", type=WEI, help="The tip a gas; together with --max-fee.")
-    @click.option("--valid-for", type=SECONDS, help="Drop it if it has no nonce by then, such as 10m.")
-    @click.option("--tag", "tags", multiple=True, help="To find it again; may be repeated.")
-    @click.option("--wait", "until", type=click.Choice(MILESTONES), help="Return when it has come that far.")
-    @click.option("--timeout", type=SECONDS, default="2m", show_default=True, help="Wait no longer.")
+    @click.option("--from", "signer", required=True, metavar="ADDRESS", help="The signer's address.")
+    @click.option("--value", type=WEI, default=0, help="Amount to send: 0.1ether, 5gwei, or a number of wei.")
+    @click.option(
+        "--request-id",
+        callback=_request_id,
+        help="Your id for the request; repeating it cannot send twice.  [default: random]",
+    )
+    @click.option("--chain-id", type=int, help="Chain to send on.  [default: the node's default chain]")
+    @click.option("--gas", type=click.IntRange(21_000), help="Gas limit.  [default: estimated by the node]")
+    @click.option("--max-fee", type=WEI, help="Maximum fee per gas, such as 30gwei.")
+    @click.option("--max-priority-fee", type=WEI, help="Maximum priority fee per gas; needs --max-fee.")
+    @click.option(
+        "--valid-for", type=SECONDS, help="Drop the request if it has no nonce after this time, such as 10m."
+    )
+    @click.option("--tag", "tags", multiple=True, help="Tag to search for later; may be repeated.")
+    @click.option(
+        "--wait",
+        "until",
+        type=click.Choice(MILESTONES),
+        help="Wait until the transaction reaches this milestone.",
+    )
+    @click.option(
+        "--timeout", type=SECONDS, default="2m", show_default=True, help="How long to wait at most."
+    )
     @node_options
     @functools.wraps(command)
     def with_transaction(**options: Any) -> int:
         names = ("signer", "request_id", "chain_id", "gas")
         fees = {"max_fee": "max_fee_per_gas_wei", "max_priority_fee": "max_priority_fee_per_gas_wei"}
-        asked: dict[str, Any] = {name: options.pop(name) for name in names}
-        asked |= {own: options.pop(name) for name, own in fees.items()}
-        asked |= {"value_wei": options.pop("value"), "tags": options.pop("tags")}
+        params: dict[str, Any] = {name: options.pop(name) for name in names}
+        params |= {key: options.pop(name) for name, key in fees.items()}
+        params |= {"value_wei": options.pop("value"), "tags": options.pop("tags")}
         valid_for_s = options.pop("valid_for")
         if valid_for_s is not None:
-            asked["valid_until"] = datetime.now(UTC) + timedelta(seconds=valid_for_s)
-        ways = {name: options.pop(name) for name in ("client", "until", "timeout", "as_json")}
-        asked |= command(**options)
-        return _send(asked, **ways)  # type: ignore[arg-type]  # a dictionary with its keys, put together above
+            params["valid_until"] = datetime.now(UTC) + timedelta(seconds=valid_for_s)
+        behaviour = {name: options.pop(name) for name in ("client", "until", "timeout", "as_json")}
+        params |= command(**options)
+        return _send(params, **behaviour)  # type: ignore[arg-type]  # the keys are those of SendParams
 
     return with_transaction
 
 
 @click.command()
-@click.option("--to", metavar="ADDRESS", help="The receiver; without one, --data is deployed.")
+@click.option("--to", metavar="ADDRESS", help="Receiver; without it, --data is deployed as a contract.")
 @click.option("--data", default="0x", metavar="HEX", help="Calldata, or the code to deploy.")
 @_transaction_options
 def send(*, to: str | None, data: str) -> dict[str, Any]:
-    """Send a transaction: value, calldata, or a contract to deploy."""
+    """Send a transaction: transfer value, send calldata, or deploy a contract."""
     if to is None and data in ("", "0x"):
         raise click.UsageError("give --to, or --data with the code to deploy")
     return {"to": to, "data": data}
@@ -65,18 +92,51 @@ def send(*, to: str | None, data: str) -> dict[str, Any]:
 @click.argument("words", nargs=-1, metavar="[ARG]...")
 @_transaction_options
 def call_contract(*, address: str, signature: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """Send a call of a contract's method, such as "transfer(address,uint256)".
+    """Send a transaction that calls a contract method, such as "transfer(address,uint256)".
 
-    Arrays and tuples are written as JSON. Put -- before the first argument if one begins with a minus.
+    Write arrays and tuples as JSON. Put -- before the first argument if one starts with a minus.
     """
     return {"to": address, "method": signature, "args": arguments(signature, words)}
 
 
-def _send(asked: Asked, *, client: Client, until: Until | None, timeout: float, as_json: bool) -> int:
-    tx = client.send(**asked)
+def _send(
+    params: SendParams, *, client: Client, until: Milestone | None, timeout: float, as_json: bool
+) -> int:
+    request_id = params["request_id"] or ""
+    click.echo(f"fencepost: request id {request_id}", err=True)
+    try:
+        tx = client.send(**params)
+    except ClientError as error:
+        return _not_sent(error, request_id)
     if until is not None:
         try:
             tx = follow(client, tx, until, timeout_s=timeout)
         except NotReached as error:
             return not_reached(error, as_json=as_json)
+        except ClientError as error:
+            return _not_followed(error, tx, request_id)
     return finish(tx, as_json=as_json)
+
+
+def _not_sent(error: ClientError, request_id: str) -> int:
+    """Print what to do about a request that no node has acknowledged."""
+    option = f"--request-id {shlex.quote(request_id)}"
+    if error.outcome_unknown:
+        advice = f"A node may have accepted the request: run it again with {option}; it can't be sent twice."
+    elif isinstance(error, RequestConflict):
+        advice = f"The request was not accepted: {option} belongs to another transaction."
+    else:
+        advice = f"The request was not accepted: correct the problem, then run it again with {option}."
+    click.echo(f"fencepost: {_sentence(error)} {advice}", err=True)
+    return OUTCOME_UNKNOWN if error.outcome_unknown else FAILURE
+
+
+def _not_followed(error: ClientError, tx: TxOut, request_id: str) -> int:
+    advice = f"Transaction {tx.tx_id} was accepted: follow it with `fencepost tx watch {tx.tx_id}`"
+    again = f"or run it again with --request-id {shlex.quote(request_id)}; it can't be sent twice."
+    click.echo(f"fencepost: {_sentence(error)} {advice}, {again}", err=True)
+    return OUTCOME_UNKNOWN
+
+
+def _sentence(error: ClientError) -> str:
+    return f"{str(error).rstrip('.')}."

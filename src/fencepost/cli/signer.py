@@ -1,4 +1,4 @@
-"""`fencepost signer …`: look at signers, and ask something of one."""
+"""Implement `fencepost signer …`: list and show signers, add keys, and run operator commands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from fencepost.cli.node_client import command_options, node_options, print_json
 from fencepost.cli.options import settings_options
-from fencepost.cli.remote import node_options, print_json, wish_options
-from fencepost.cli.tables import console, table
-from fencepost.cli.tx import told
+from fencepost.cli.rendering import console, table
+from fencepost.cli.tx import describe_outcome
 from fencepost.client import Client, CommandOut, SignerOut
 from fencepost.client.amounts import in_ether
-from fencepost.client.calls import Decision
+from fencepost.client.endpoints import Decision
 from fencepost.errors import SettingError
 from fencepost.settings import Loaded
 
@@ -23,48 +23,48 @@ _STYLES = {"ACTIVE": "green", "PAUSED": "yellow", "PROTECT": "red"}
 
 @click.group()
 def signer() -> None:
-    """Look at signers, and ask something of one.
+    """List and show signers, add keys, and run operator commands.
 
-    A node has the signers whose keys it has: FENCEPOST_KEY_…, keys.file, keys.keystore_dir or keys.remote_url. Keys
-    never go over the network: `add` writes into a key file on this machine.
+    A node serves the signers whose keys it has: FENCEPOST_KEY_…, keys.file, keys.keystore_dir or keys.remote_url. Keys
+    are never sent over the network: `add` writes to a key file on this machine.
     """
 
 
 @signer.command()
-@click.option("--generate", is_flag=True, help="Make a new key, instead of asking for one.")
+@click.option("--generate", is_flag=True, help="Generate a new key instead of prompting for one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
 def add(*, generate: bool, as_json: bool, loaded: Loaded) -> None:
-    """Add a key to the key file of this machine's nodes (keys.file); they have it after a restart."""
+    """Add a key to the key file of this machine's nodes (keys.file). Restart them to use it."""
     from coincurve import PrivateKey
 
     from fencepost.adapters.signers.keyfile import add_key
     from fencepost.adapters.signers.local import parse_private_key
 
     if not loaded.settings.keys.file:
-        raise SettingError("no key file is configured: give --set keys.file=PATH, or set FENCEPOST_KEYS_FILE")
+        raise SettingError("no key file is configured: use --set keys.file=PATH or set FENCEPOST_KEYS_FILE")
     path = Path(loaded.settings.keys.file)
     if generate:
         key = PrivateKey()
     else:
         typed = click.prompt("private key (hex)", hide_input=True, err=True)
-        key = parse_private_key(typed.strip(), where="what was typed")
+        key = parse_private_key(typed.strip(), where="the input")
     address = add_key(path, key)
     if as_json:
         print_json({"address": address, "file": str(path)})
     else:
-        click.echo(f"{address} is in {path}; nodes have it after a restart")
+        click.echo(f"{address} is in {path}; restart the nodes to use it")
 
 
 @signer.command("list")
 @node_options
 def list_(*, client: Client, as_json: bool) -> None:
-    """All signers with a key or a past."""
+    """List all signers that have a key at the node or rows in the database."""
     found = list(client.signers(page_size=500))
     if as_json:
         print_json(found)
         return
-    columns = ("signer", "chain", "state", "mode", "queued", "in flight", "suspended", "held by")
+    columns = ("signer", "chain", "state", "mode", "queued", "in flight", "suspended", "lease holder")
     console().print(table(columns, [_row(one) for one in found]))
 
 
@@ -86,7 +86,7 @@ def _row(one: SignerOut) -> tuple[str | Text, ...]:
 @click.option("--chain-id", type=int)
 @node_options
 def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -> None:
-    """One signer, with what the chain says about it."""
+    """Show one signer, with its balance and nonces on the chain."""
     one = client.signer(address, chain_id=chain_id)
     if as_json:
         print_json(one)
@@ -95,11 +95,11 @@ def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -
         "signer": f"{one.address} on chain {one.chain_id}",
         "state": one.state + (f": {one.reason}" if one.reason else ""),
         "mode": f"{one.mode}, at most {one.max_in_flight} in flight",
-        "key": "here" if one.has_key else "not at this node",
+        "key": "at this node" if one.has_key else "not at this node",
         "waiting": f"{one.queued} queued, {one.in_flight} in flight, {one.suspended} suspended",
     }
     if one.lease is not None and one.lease.held:
-        lines["held by"] = f"{one.lease.owner}, token {one.lease.token}"
+        lines["lease"] = f"held by {one.lease.owner}, fencing token {one.lease.token}"
     if isinstance(one.next_nonce, int):
         lines["next nonce"] = str(one.next_nonce)
     if isinstance(one.balance_wei, str):
@@ -111,15 +111,15 @@ def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -
         out.print(Text.assemble((f"{name:<11}", "bold"), value))
 
 
-def _add_wish(ask: Callable[..., CommandOut], *, timeout: str = "5s") -> None:
-    """A command of the client's name for it, with the client's words."""
+def _add_operator_command(method: Callable[..., CommandOut], *, timeout: str = "5s") -> None:
+    """Add a subcommand for a client method, with its name and its docstring as help."""
 
-    @signer.command(ask.__name__.removesuffix("_signer"), help=ask.__doc__)
+    @signer.command(method.__name__.removesuffix("_signer"), help=method.__doc__)
     @click.argument("address")
     @click.option("--chain-id", type=int)
-    @wish_options(timeout=timeout)
+    @command_options(timeout=timeout)
     @node_options
-    def wish(
+    def run(
         *,
         address: str,
         chain_id: int | None,
@@ -128,22 +128,22 @@ def _add_wish(ask: Callable[..., CommandOut], *, timeout: str = "5s") -> None:
         client: Client,
         as_json: bool,
     ) -> int:
-        done = ask(client, address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
-        return told(done, as_json=as_json)
+        command = method(client, address, chain_id=chain_id, reason=reason, timeout_s=timeout_s)
+        return describe_outcome(command, as_json=as_json)
 
 
-_add_wish(Client.pause_signer)
-_add_wish(Client.resume_signer)
-_add_wish(Client.drain_signer, timeout="30s")
-_add_wish(Client.protect_signer)
+_add_operator_command(Client.pause_signer)
+_add_operator_command(Client.resume_signer)
+_add_operator_command(Client.drain_signer, timeout="30s")
+_add_operator_command(Client.protect_signer)
 
 
 @signer.command()
 @click.argument("address")
 @click.option("--chain-id", type=int)
 @click.option("--decision", type=click.Choice(["adopt", "keep", "fill"]), required=True,
-              help="Go on from the chain's nonce, from ours, or from ours with the hole below it filled.")  # fmt: skip
-@wish_options(needs_reason=True)
+              help="Continue from the chain's nonce (adopt), from ours (keep), or from ours after filling the nonce gap (fill).")  # fmt: skip
+@command_options(needs_reason=True)
 @node_options
 def unprotect(
     *,
@@ -155,8 +155,8 @@ def unprotect(
     client: Client,
     as_json: bool,
 ) -> int:
-    """Go on after PROTECT, with a decision about the nonce and the reason for it."""
-    done = client.unprotect_signer(
+    """End PROTECT, with a decision about the nonce and a reason."""
+    command = client.unprotect_signer(
         address, decision=decision, chain_id=chain_id, reason=reason, timeout_s=timeout_s
     )
-    return told(done, as_json=as_json)
+    return describe_outcome(command, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`fencepost tx …`: look at transactions, watch one, and ask something of one."""
+"""Implement `fencepost tx …`: list, show and watch transactions, and run operator commands."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import get_args
 
 import click
 
-from fencepost.cli.remote import NO, OK, SECONDS, node_options, print_json, wish_options
-from fencepost.cli.transactions import MILESTONES, finish, follow, not_reached, print_table
-from fencepost.client import Client, CommandOut, TxOut, Until
-from fencepost.client.calls import Include
+from fencepost.cli.node_client import NO, OK, SECONDS, command_options, node_options, print_json
+from fencepost.cli.tx_rendering import MILESTONES, finish, follow, not_reached, print_table
+from fencepost.client import Client, CommandOut, Milestone, TxOut
+from fencepost.client.endpoints import Include
 from fencepost.client.errors import NotReached
 from fencepost.domain.states import State, SubState
 
@@ -22,21 +22,25 @@ _INCLUDE: tuple[Include, ...] = get_args(Include)
 
 @click.group()
 def tx() -> None:
-    """Look at transactions, watch one, and ask something of one."""
+    """List, show and watch transactions, and run operator commands."""
 
 
 @tx.command("list")
-@click.option("--signer", multiple=True, metavar="ADDRESS", help="Only these; may be repeated.")
+@click.option(
+    "--signer", multiple=True, metavar="ADDRESS", help="Only transactions of this signer; may be repeated."
+)
 @click.option(
     "--state", multiple=True, type=click.Choice([state.value for state in State], case_sensitive=False)
 )
 @click.option(
     "--sub-state", multiple=True, type=click.Choice([state.value for state in SubState], case_sensitive=False)
 )
-@click.option("--tag", multiple=True, help="All of them must be there; may be repeated.")
+@click.option(
+    "--tag", multiple=True, help="Only transactions with this tag; may be repeated, and all must match."
+)
 @click.option("--chain-id", type=int)
 @click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most."
+    "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Maximum number of rows."
 )
 @node_options
 def list_(
@@ -50,7 +54,7 @@ def list_(
     client: Client,
     as_json: bool,
 ) -> None:
-    """Transactions, the newest first."""
+    """List transactions, newest first."""
     found = client.iterate(
         signer=signer, state=state, sub_state=sub_state, tag=tag, chain_id=chain_id, page_size=min(limit, 500)
     )
@@ -63,47 +67,56 @@ def list_(
 
 @tx.command()
 @click.argument("name", metavar="ID")
-@click.option("--from", "signer", metavar="ADDRESS", help="ID is a request id of this signer.")
+@click.option("--from", "signer", metavar="ADDRESS", help="Treat ID as a request id of this signer.")
 @click.option(
-    "--include", multiple=True, type=click.Choice(_INCLUDE), help="Also tell this; may be repeated."
+    "--include", multiple=True, type=click.Choice(_INCLUDE), help="Include this part; may be repeated."
 )
 @node_options
 def show(
     *, name: str, signer: str | None, include: tuple[Include, ...], client: Client, as_json: bool
 ) -> int:
-    """One transaction, by its id, by a hash of it, or with --from by its request id."""
+    """Show one transaction, by its id, by the hash of an attempt, or with --from by its request id."""
     found = _find(client, name, signer=signer, include=include)
     return finish(found, as_json=as_json)
 
 
 @tx.command()
 @click.argument("name", metavar="ID")
-@click.option("--until", type=click.Choice(MILESTONES), default="confirmed", show_default=True)
+@click.option("--until", type=click.Choice(MILESTONES), default="finished", show_default=True)
 @click.option(
-    "--timeout", "timeout_s", type=SECONDS, default="10m", show_default=True, help="Watch no longer."
+    "--timeout",
+    "timeout_s",
+    type=SECONDS,
+    default="10m",
+    show_default=True,
+    help="How long to watch at most.",
 )
 @node_options
-def watch(*, name: str, until: Until, timeout_s: float, client: Client, as_json: bool) -> int:
-    """Follow a transaction until it has come that far; "confirmed" is any end."""
+def watch(*, name: str, until: Milestone, timeout_s: float, client: Client, as_json: bool) -> int:
+    """Follow a transaction until it reaches a milestone.
+
+    `finished` means CONFIRMED, FAILED or CANCELLED; `confirmed` is another name for it.
+    """
     try:
         return finish(follow(client, _find(client, name), until, timeout_s=timeout_s), as_json=as_json)
     except NotReached as error:
         return not_reached(error, as_json=as_json)
 
 
-def _add_wish(ask: Callable[..., CommandOut]) -> None:
-    """A command of the client's name for it, with the client's words."""
+def _add_operator_command(method: Callable[..., CommandOut]) -> None:
+    """Add a subcommand for a client method, with its name and its docstring as help."""
 
-    @tx.command(ask.__name__, help=ask.__doc__)
+    @tx.command(method.__name__, help=method.__doc__)
     @click.argument("tx_id", metavar="ID")
-    @wish_options()
+    @command_options()
     @node_options
-    def wish(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
-        return told(ask(client, tx_id, reason=reason, timeout_s=timeout_s), as_json=as_json)
+    def run(*, tx_id: str, reason: str | None, timeout_s: float, client: Client, as_json: bool) -> int:
+        command = method(client, tx_id, reason=reason, timeout_s=timeout_s)
+        return describe_outcome(command, as_json=as_json)
 
 
-for _ask in (Client.cancel, Client.suspend, Client.resume, Client.resubmit, Client.bump):
-    _add_wish(_ask)
+for _method in (Client.cancel, Client.suspend, Client.resume, Client.resubmit, Client.bump):
+    _add_operator_command(_method)
 
 
 def _find(
@@ -116,13 +129,16 @@ def _find(
     return client.get(name, include=include)
 
 
-def told(command: CommandOut, *, as_json: bool) -> int:
-    """What became of a wish. Not carried out yet is 1: the wish stands, but whoever asked should know."""
+def describe_outcome(command: CommandOut, *, as_json: bool) -> int:
+    """Print a command's outcome; return exit code 1 if it is not carried out yet or changed nothing."""
     done = command.done and command.drained is not False
+    applied = command.applied is not False or command.drained is True
     if as_json:
         print_json(command)
+    elif done and not applied:
+        click.echo(f"{command.command}: not applied: {command.outcome}")
     elif done:
         click.echo(f"{command.command}: {command.outcome}")
     else:
-        click.echo(f"{command.command}: asked as command {command.command_id}, not carried out yet")
-    return OK if done else NO
+        click.echo(f"{command.command}: stored as command {command.command_id}, not carried out yet")
+    return OK if done and applied else NO

@@ -1,4 +1,7 @@
-"""`fencepost up`: a node, or several, with what is missing embedded; SIGINT and SIGTERM end it, and everything it started."""
+"""Implement `fencepost up`: run one or more nodes, with embedded servers where none are configured.
+
+SIGINT and SIGTERM stop the nodes and every server that the command started.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,37 @@ import click
 import uvloop
 from rich.console import Console
 
+from fencepost.adapters.postgres.database import is_failure, start_failures_explained
 from fencepost.api import create_app, require_keys
+from fencepost.bootstrap.api import api_dependencies
+from fencepost.bootstrap.node import RunningNode, node_name, open_node
 from fencepost.cli.options import settings_options
-from fencepost.cli.processes import MOST_PROCESSES, Orders, orders_of, processes, stop_with_parent
-from fencepost.cli.tables import console
-from fencepost.dev.surroundings import Surroundings, surroundings
-from fencepost.errors import FencepostError, SettingError
-from fencepost.runtime import garbage, logs
-from fencepost.serving import bind, serve, url_of
+from fencepost.cli.processes import MAX_PROCESSES, ChildConfig, child_config, processes, stop_with_parent
+from fencepost.cli.rendering import console
+from fencepost.dev.embedded import EmbeddedServices, embedded_services
+from fencepost.errors import ChainUnusable, FencepostError, SettingError
+from fencepost.http.connection_limits import ConnectionLimits
+from fencepost.http.server import bind, serve, url_of
+from fencepost.runtime import gc_tuning, logs
+from fencepost.runtime.logs import log_abandoned_attempts
 from fencepost.settings import Loaded, Settings
-from fencepost.wiring import Running, node_name, open_node
-from fencepost.wiring_api import services_of
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when the node is ready.")
 @click.option(
-    "--while-stdin", is_flag=True, help="End when standard input ends: for programs that start nodes."
+    "--while-stdin", is_flag=True, help="Stop when standard input is closed; for programs that start nodes."
 )
 @click.option(
     "--processes",
     "count",
-    type=click.IntRange(1, MOST_PROCESSES),
+    type=click.IntRange(1, MAX_PROCESSES),
     default=1,
-    help="How many nodes to start, a process each, behind one port.",
+    help="How many nodes to start, one process per node, behind one port.",
 )
 @settings_options
 def up(*, as_json: bool, while_stdin: bool, count: int, loaded: Loaded) -> None:
-    """Start a node. Without a DSN or an RPC URL it brings its own PostgreSQL and dev chain."""
+    """Start a node. Without a DSN or an RPC URL, start an embedded PostgreSQL or dev chain too."""
     logs.configure(loaded.settings.log.format, loaded.settings.log.level)
     uvloop.run(_run(loaded, as_json=as_json, while_stdin=while_stdin, count=count))
 
@@ -61,87 +67,100 @@ async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool, count: int) 
     listener = bind(settings.api.host, settings.api.port)
     with listener:
         report = (lambda _: None) if as_json else (lambda text: out.print(f"… {text}"))
-        async with surroundings(settings, report=report) as around:
+        async with embedded_services(settings, report=report) as embedded:
             if count > 1:
-                await _several(around, listener, count, stop, partial(_say_ready, out, as_json=as_json))
+                await _run_processes(
+                    embedded, listener, count, stop, partial(_print_ready, out, as_json=as_json)
+                )
                 return
-            async with _node(
-                around.settings, around.dsn, around.private_keys, listener, url=url_of(listener)
-            ) as name:
-                _say_ready(out, url_of(listener), name, as_json=as_json)
-                await stop.wait()
+            try:
+                async with _node(
+                    embedded.settings, embedded.dsn, embedded.private_keys, listener, url=url_of(listener)
+                ) as name:
+                    _print_ready(out, url_of(listener), name, as_json=as_json)
+                    await stop.wait()
+            except ChainUnusable as error:
+                raise embedded.explain(error) from error
 
 
 @asynccontextmanager
 async def _node(
     settings: Settings, dsn: str, private_keys: Sequence[str], *listeners: socket.socket, url: str
 ) -> AsyncIterator[str]:
-    """A node and its API, by its name."""
+    """Run a node and its API; yield the node's name."""
+    log_abandoned_attempts(asyncio.get_running_loop(), is_failure)
 
     @asynccontextmanager
-    async def door(running: Running) -> AsyncIterator[None]:
-        services = services_of(running)
-        require_keys(settings.api.host, await services.keys.exist())
-        async with serve(create_app(services), *listeners):
+    async def open_api(running: RunningNode) -> AsyncIterator[None]:
+        services = api_dependencies(running)
+        with start_failures_explained():
+            keys_exist = await services.keys.exist()
+        require_keys(settings.api.host, auth=settings.api.auth, keys_exist=keys_exist)
+        limits = ConnectionLimits(
+            max_connections=settings.api.max_connections, max_per_peer=settings.api.max_connections_per_peer
+        )
+        async with serve(create_app(services), *listeners, limits=limits):
             yield
 
-    async with open_node(settings, dsn=dsn, more_private_keys=private_keys, url=url, door=door) as running:
-        garbage.settle()
+    async with open_node(
+        settings, dsn=dsn, more_private_keys=private_keys, url=url, open_api=open_api
+    ) as running:
+        gc_tuning.tune_gc()
         yield running.node.name
 
 
-async def _several(
-    around: Surroundings,
+async def _run_processes(
+    embedded: EmbeddedServices,
     listener: socket.socket,
     count: int,
     stop: asyncio.Event,
-    say_ready: Callable[[str, str], None],
+    print_ready: Callable[[str, str], None],
 ) -> None:
-    told = around.settings.node.url
-    if told and urlsplit(told).port is not None:
-        raise SettingError("node.url must name no port: each of several processes has one of its own")
-    base = node_name(around.settings, url=url_of(listener))
-    orders = [
-        orders_of(
-            around.settings,
+    url = embedded.settings.node.url
+    if url and urlsplit(url).port is not None:
+        raise SettingError("node.url must not have a port with --processes: each process uses its own port")
+    base = node_name(embedded.settings, url=url_of(listener))
+    configs = [
+        child_config(
+            embedded.settings,
             name=f"{base}-{number}",
-            dsn=around.dsn,
-            private_keys=around.private_keys,
+            dsn=embedded.dsn,
+            private_keys=embedded.private_keys,
             listener=listener,
         )
         for number in range(1, count + 1)
     ]
-    async with processes(_child, orders):
-        say_ready(url_of(listener), f"{base}-1 … {base}-{count}")
+    async with processes(_child, configs):
+        print_ready(url_of(listener), f"{base}-1 … {base}-{count}")
         await stop.wait()
 
 
-def _child(orders: Orders, ready: Connection) -> None:
-    """A process of its own: its node is reached by the shared port, and by one that is its alone."""
-    logs.configure(orders.settings.log.format, orders.settings.log.level)
+def _child(config: ChildConfig, ready: Connection) -> None:
+    """Run one node in a child process. It listens on the shared port and on one of its own."""
+    logs.configure(config.settings.log.format, config.settings.log.level)
     try:
-        uvloop.run(_child_node(orders, ready))
+        uvloop.run(_child_node(config, ready))
     except FencepostError as error:
-        click.echo(f"fencepost: node {orders.settings.node.id}: {error}", err=True)
-        with suppress(OSError):  # the parent may have gone
+        click.echo(f"fencepost: node {config.settings.node.id}: {error}", err=True)
+        with suppress(OSError):  # the parent may have exited
             ready.send(str(error))
         sys.exit(2)
 
 
-async def _child_node(orders: Orders, ready: Connection) -> None:
+async def _child_node(config: ChildConfig, ready: Connection) -> None:
     stop = asyncio.Event()
     stop_with_parent(stop)
-    with bind(orders.settings.api.host, 0) as own:
+    with bind(config.settings.api.host, 0) as own:
         async with _node(
-            orders.settings, orders.dsn, orders.private_keys, orders.listener, own, url=url_of(own)
+            config.settings, config.dsn, config.private_keys, config.listener, own, url=url_of(own)
         ):
-            with suppress(OSError):  # nobody waits for it any more
+            with suppress(OSError):  # after a restart the parent has closed the pipe
                 ready.send("")
             ready.close()
             await stop.wait()
 
 
-def _say_ready(out: Console, url: str, name: str, *, as_json: bool) -> None:
+def _print_ready(out: Console, url: str, name: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"url": url, "node": name}))
     else:
@@ -149,7 +168,7 @@ def _say_ready(out: Console, url: str, name: str, *, as_json: bool) -> None:
 
 
 def _stop_at_end_of_input(stop: asyncio.Event) -> None:
-    """The parent holds the other end of the pipe; the kernel closes it, however the parent dies."""
+    """Set `stop` at the end of standard input: the kernel closes the pipe even if the parent is killed."""
 
     def read() -> None:
         if not os.read(0, 4096):

@@ -1,4 +1,4 @@
-"""`fencepost version`."""
+"""Implement `fencepost version`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def version(*, as_json: bool) -> None:
-    """Print the version of Fencepost and of what it stands on."""
+    """Print the versions of Fencepost, Python and the main libraries."""
     parts = {
         "fencepost": metadata.version("fencepost"),
         "python": platform.python_version(),

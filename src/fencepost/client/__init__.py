@@ -1,17 +1,22 @@
-"""The Python SDK: `Client` and `AsyncClient` speak to nodes over HTTP.
+"""Call Fencepost nodes over HTTP: `Client` for threads, `AsyncClient` for event loops.
 
     with Client("http://127.0.0.1:8420") as client:
-        tx = client.send(signer=me, to=you, value_wei=wei("0.1ether"), request_id="order-7", wait="confirmed")
+        tx = client.send(signer=me, to=you, value_wei=wei("0.1ether"), request_id="order-7", wait="finished")
 
-Read in this order: `asked` (what can be sent), `calls` (what can be asked, as steps), `exchange` (what is repeated, and
-when), `blocking` and `awaited` (the two ways to walk the steps), `errors`. The types of answers are the API's own.
+Read in this order: `types` (the parameters of `send`), `endpoints` (one method per API endpoint), `retry` (which calls are
+repeated, and when), `sync_client` and `async_client` (the two transports), `errors`. Response types are the API's own.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fencepost.api.wire_out import (
+from fencepost.client import errors
+from fencepost.client.amounts import wei
+from fencepost.client.endpoints import CommandOptions
+from fencepost.client.sync_client import Client
+from fencepost.client.types import Milestone, SendParams
+from fencepost.schemas.responses import (
     CommandOut,
     CompletionOut,
     CompletionsOut,
@@ -23,40 +28,35 @@ from fencepost.api.wire_out import (
     TxOut,
     VersionOut,
 )
-from fencepost.client import errors
-from fencepost.client.amounts import wei
-from fencepost.client.asked import Asked, Until
-from fencepost.client.blocking import Client
-from fencepost.client.calls import Why
 
 if TYPE_CHECKING:
-    from fencepost.client.awaited import AsyncClient
+    from fencepost.client.async_client import AsyncClient
 
 __all__ = [
-    "Asked",
     "AsyncClient",
     "Client",
+    "CommandOptions",
     "CommandOut",
     "CompletionOut",
     "CompletionsOut",
+    "Milestone",
     "NodeOut",
     "NonceOut",
     "NonceStatusOut",
     "NoncesOut",
+    "SendParams",
     "SignerOut",
     "TxOut",
-    "Until",
     "VersionOut",
-    "Why",
     "errors",
     "wei",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`AsyncClient` brings aiohttp with it, so it is imported when somebody asks for it."""
+    """Import `AsyncClient` on first use, because it imports aiohttp."""
     if name == "AsyncClient":
-        from fencepost.client.awaited import AsyncClient
+        from fencepost.client.async_client import AsyncClient
 
         return AsyncClient
     raise AttributeError(name)

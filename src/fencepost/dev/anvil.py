@@ -1,11 +1,11 @@
-"""A development chain of our own on this machine: Foundry's Anvil, for `fencepost up` and for tests.
+"""Run a development chain on this machine with Foundry's Anvil, for `fencepost up` and for tests.
 
-`find_anvil` promises a program that runs: the one on PATH if it is 1.0 or later, else Anvil 1.7.1 from npm, installed
-once into the cache, whole or not at all. `anvil_node` promises a node that answers on 127.0.0.1; it is shared by all
-who name the same folder and ends with the last of them (`shared_server`).
+`find_anvil` returns a program that runs: the one on PATH if it is 1.0 or later, else Anvil 1.7.1 from npm, which is
+installed into the cache once, completely or not at all. `anvil_node` yields a node that answers on 127.0.0.1; programs
+that name the same folder share it, and it ends with the last of them (`shared_server`).
 
-Anvil keeps blocks, transactions and receipts for ever, and states of old blocks only for the last 128, as a full node
-does; left alone, it would write each of them to disk and leave them there.
+Anvil is started so that it keeps all blocks, transactions and receipts but only the last 128 states, as a full node does;
+by default it would write every state to disk.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from fencepost.dev.paths import default_cache_dir, make_folder
-from fencepost.dev.shared_server import Launch, Status, held_lock, rights_explained, shared_server
+from fencepost.dev.shared_server import Launch, Status, explain_permission_errors, held_lock, shared_server
 from fencepost.errors import EmbeddedError
 
 VERSION = "1.7.1"
-_VERSION_MIN = (1, 0, 0)
+_MIN_VERSION = (1, 0, 0)
 _STATES_KEPT = 128
 _STATE_INTERVAL_S = 30
 _GRACE_S = 3.0
-_GRACE_WITH_STATE_S = 15.0  # a long chain takes a while to write down
+_GRACE_WITH_STATE_S = 15.0  # writing the state of a long chain takes a while
 _INSTALL_WAIT_S = 180.0
 _VERSION_WAIT_S = 10.0
 _RPC_WAIT_S = 1.0
-_STDERR_BYTES_MAX = 64 * 1024
+_MAX_STDERR_BYTES = 64 * 1024
 _TEMPORARY = ".anvil-"
 _NPM_FLAGS = ("install", "--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error")
 _NPM_NOISE = ("npm warn", "A complete log of this run")
@@ -49,27 +50,27 @@ _ADVICE = 'pip install "fencepost[node]", or give the RPC URL of a chain'
 
 
 async def find_anvil(cache_dir: Path, *, report: Callable[[str], None]) -> Path:
-    """`report` is told, in a sentence, what takes long."""
+    """Return the path of Anvil, and download it if necessary; `report` gets a sentence for each slow step."""
     if (on_path := shutil.which("anvil")) is not None:
-        if (await _version(Path(on_path))) >= _VERSION_MIN:
+        if (await _version(Path(on_path))) >= _MIN_VERSION:
             return Path(on_path)
-        report(f"{on_path} is not an Anvil of version 1.0 or later; taking {VERSION} instead")
+        report(f"{on_path} is not Anvil 1.0 or later; using {VERSION} instead")
     target = cache_dir / f"anvil-{VERSION}"
     binary = target / _program()
     if not binary.exists():
-        with rights_explained(cache_dir, name="Anvil"):
+        with explain_permission_errors(cache_dir, name="Anvil"):
             make_folder(cache_dir, mode=0o755)
             async with held_lock(cache_dir / "anvil.lock", fcntl.LOCK_EX, wait_s=_INSTALL_WAIT_S + 20):
                 if not binary.exists():
                     report(f"installing Anvil {VERSION} with npm into {target}, once")
                     await _install(target)
-    if await _version(binary) < _VERSION_MIN:
+    if await _version(binary) < _MIN_VERSION:
         raise EmbeddedError(f"{binary} does not run on this machine: give the RPC URL of a chain")
     return binary
 
 
 def _program() -> Path:
-    """Where npm puts it."""
+    """Return the path of Anvil below the folder that npm installs into."""
     machine = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine())
     if sys.platform not in ("linux", "darwin") or machine is None:
         raise EmbeddedError(
@@ -79,7 +80,7 @@ def _program() -> Path:
 
 
 async def _version(binary: Path) -> tuple[int, ...]:
-    """(0,) if it is no Anvil, or none that runs here."""
+    """Return the version of the program; (0,) if it is not Anvil or does not run on this machine."""
     try:
         code, output, _ = await _run([str(binary), "--version"], cwd=Path("/"), wait_s=_VERSION_WAIT_S)
     except (OSError, TimeoutError):
@@ -120,7 +121,7 @@ def _temporary_folder(parent: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)  # gone already if it was renamed
+        shutil.rmtree(path, ignore_errors=True)  # already renamed if the install succeeded
 
 
 def _npm() -> list[str]:
@@ -134,7 +135,7 @@ def _npm() -> list[str]:
 
 
 def _reason(errors: str) -> str:
-    """The error code, if npm names one, and its last line; never an address, which may carry credentials."""
+    """Return npm's error code, if there is one, and its last line; never a URL, which may contain credentials."""
     lines = [re.sub(r"^npm (error|ERR!)\s*", "", line).strip() for line in errors.splitlines()]
     lines = [re.sub(r"\S+://\S+", "…", line) for line in lines if line and not line.startswith(_NPM_NOISE)]
     codes = [line for line in lines if line.startswith("code ")][:1]
@@ -142,10 +143,11 @@ def _reason(errors: str) -> str:
 
 
 async def _run(command: list[str], *, cwd: Path, wait_s: float) -> tuple[int, str, str]:
-    """Exit code, output and errors; whatever it started ends with it."""
+    """Run a command and return exit code, output and errors; its child processes end with it."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
+        env={name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -161,7 +163,7 @@ async def _run(command: list[str], *, cwd: Path, wait_s: float) -> tuple[int, st
     return (
         process.returncode or 0,
         output.decode(errors="replace"),
-        errors[-_STDERR_BYTES_MAX:].decode(errors="replace"),
+        errors[-_MAX_STDERR_BYTES:].decode(errors="replace"),
     )
 
 
@@ -186,7 +188,7 @@ async def anvil_node(
     accounts: int = 10,
     extra: Sequence[str] = (),
 ) -> AsyncIterator[AnvilNode]:
-    """`block_time_s` 0: a block as soon as there is a transaction. With a `state_file` the chain outlives the node.
+    """Run an Anvil node. `block_time_s` 0 mines each transaction at once; with a `state_file` the chain outlives the node.
 
     Who joins a running node gets it as it was started; only another chain id is an error.
     """
@@ -200,7 +202,7 @@ async def anvil_node(
         status = server.status
         if status.facts["chain_id"] != chain_id:
             raise EmbeddedError(
-                f"the Anvil in {run_dir} has chain id {status.facts['chain_id']}, not {chain_id}: name another folder"
+                f"the Anvil in {run_dir} has chain id {status.facts['chain_id']}, not {chain_id}: use another folder"
             )
         port = int(status.facts["port"])
         yield AnvilNode(
@@ -240,14 +242,14 @@ class _Recipe:
         command += ["--prune-history", str(_STATES_KEPT), "--quiet"]
         if self._state_file is not None:
             make_folder(self._state_file.parent, mode=0o700)
-            _require_whole(self._state_file)
+            await asyncio.to_thread(_keep_one_first_block, self._state_file)
             command += ["--state", str(self._state_file), "--state-interval", str(_STATE_INTERVAL_S)]
         return Launch(command=command, facts={"port": port, "chain_id": self._chain_id})
 
     async def ready(self, status: Status) -> bool:
-        """Anvil writes its config once it has its port, so whoever answers there is ours and no stranger.
+        """Check that Anvil has written its config, which it does once it has its port, and that it answers there.
 
-        The file is there before its text is.
+        The file exists before its text is complete.
         """
         if not self._config.exists() or not self._config.read_bytes().rstrip().endswith(b"}"):
             return False
@@ -255,30 +257,58 @@ class _Recipe:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_RPC_WAIT_S)) as session,
-                session.post(f"http://127.0.0.1:{status.facts['port']}", json=call) as answer,
+                session.post(f"http://127.0.0.1:{status.facts['port']}", json=call) as http_response,
             ):
-                said = await answer.json()
+                response = await http_response.json()
         except (aiohttp.ClientError, TimeoutError):
             return False
-        return bool(int(said["result"], 16) == status.facts["chain_id"])
+        return bool(int(response["result"], 16) == status.facts["chain_id"])
 
     def private_keys(self) -> tuple[bytes, ...]:
         config = json.loads(self._config.read_text(encoding="utf-8"))
         return tuple(bytes.fromhex(key.removeprefix("0x")) for key in config["private_keys"])
 
 
-def _require_whole(state_file: Path) -> None:
-    """Anvil writes it in place, so a machine that stops at that moment leaves a part of it."""
+class _StoredHeader(msgspec.Struct):
+    number: str
+    timestamp: str
+
+
+class _StoredBlock(msgspec.Struct):
+    header: _StoredHeader
+
+
+def _keep_one_first_block(state_file: Path) -> None:
+    """Remove the first blocks that later starts of Anvil have added to its state.
+
+    Each start makes a first block of its own before it loads the state, and saves both; with several of them in the
+    state, any of them may become block 0, and the chain seems to be another one. The oldest is the chain's own.
+
+    Anvil writes the file in place, so a machine that stops at that moment leaves a part of it: that is an error.
+    """
     if not state_file.exists():
         return
-    with state_file.open("rb") as file:
-        size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size_bytes - 1))
-        if file.read(1) != b"}":
-            raise EmbeddedError(
-                f"the chain's state in {state_file} was not written to its end: put back a copy of it, or move it away "
-                "to begin a new chain, and with it the database that knows the old one"
-            )
+    try:
+        state = msgspec.json.decode(state_file.read_bytes(), type=dict[str, msgspec.Raw])
+        blocks = msgspec.json.decode(state.get("blocks", b"[]"), type=list[msgspec.Raw])
+        headers = [msgspec.json.decode(block, type=_StoredBlock).header for block in blocks]
+        began_s = [int(header.timestamp, 16) for header in headers if int(header.number, 16) == 0]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise EmbeddedError(
+            f"the chain's state in {state_file} is incomplete: restore a copy of it, or move it away "
+            "to begin a new chain, and with it the database that knows the old one"
+        ) from error
+    if len(began_s) < 2:  # noqa: PLR2004 - one is as it should be
+        return
+    kept = [
+        block
+        for block, header in zip(blocks, headers, strict=True)
+        if int(header.number, 16) > 0 or int(header.timestamp, 16) == min(began_s)
+    ]
+    state["blocks"] = msgspec.Raw(msgspec.json.encode(kept))
+    written = state_file.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(state))
+    written.replace(state_file)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A PostgreSQL of our own on this machine, for `fencepost up` and for tests.
+"""Run an embedded PostgreSQL on this machine, for `fencepost up` and for tests.
 
-`embedded_postgres` promises a server that answers, durable as any (fsync is on), with the database and superuser
-`fencepost`; it is shared by all who name the same folder and ends with the last of them (`shared_server`). It listens
-at a random port of 127.0.0.1 and, if the path is short enough, at a Unix socket; both ask for the password, which is
-random and lies in a file that only we can read. A second user's `options` do not change a running server.
+`embedded_postgres` yields a server that answers, with fsync on and with the database and superuser `fencepost`. Programs
+that name the same folder share it, and it ends with the last of them (`shared_server`). It listens at a random port of
+127.0.0.1 and, if the path is short enough, at a Unix socket; both require the password, which is random and in a file
+that only the user can read. A second user's `options` do not change a running server.
 
-    DATA_DIR/cluster         the data, made whole elsewhere and renamed into place
+    DATA_DIR/cluster         the data, created completely in another folder and renamed into place
     DATA_DIR/password        0600
     DATA_DIR/run             the Unix socket, 0700
-    DATA_DIR/postgresql-*    a copy of the programs, only where the package is out of PostgreSQL's reach
-    DATA_DIR/server.log …    see `guardian`
+    DATA_DIR/postgresql-*    a copy of the programs, only if PostgreSQL's user can't access the package
+    DATA_DIR/server.log …    see `supervisor`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from urllib.parse import quote
 import asyncpg
 
 from fencepost.dev.paths import default_data_dir
-from fencepost.dev.postgres_programs import Owner, Version, find_programs, owner_of, require_reachable, run_as
+from fencepost.dev.postgres_binaries import Owner, Version, find_programs, owner_of, require_reachable, run_as
 from fencepost.dev.shared_server import Launch, SharedServer, Status, shared_server
 from fencepost.errors import EmbeddedError
 
@@ -39,7 +39,7 @@ __all__ = ["EmbeddedPostgres", "default_data_dir", "embedded_postgres"]
 _NAME = "fencepost"  # of the superuser and of the database
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _OPTIONS = {"max_connections": "200", "shared_buffers": "128MB", "log_checkpoints": "off", "TimeZone": "UTC"}
-_SOCKET_PATH_BYTES_MAX = 100  # the kernel's own bound is 104 to 108
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel's own bound is 104 to 108
 _TEMPORARY = ".initdb-"
 _CONNECT_WAIT_S = 5.0
 _RESTART_SIGNALS = {"fast": "SIGINT", "immediate": "SIGQUIT"}
@@ -56,11 +56,11 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int:
-        """Of the postmaster; another one after a restart."""
+        """Return the pid of the postmaster; it changes with a restart."""
         return self.server.status.server_pid
 
     async def restart(self, mode: Literal["fast", "immediate"]) -> None:
-        """`immediate` is a crash: no checkpoint, and the log is replayed at the start. The port stays."""
+        """Restart at the same port; `immediate` is a crash: no checkpoint, and the log is replayed at the start."""
         await self.server.restart(_RESTART_SIGNALS[mode])
 
 
@@ -72,7 +72,7 @@ async def embedded_postgres(
     async with shared_server(recipe.data_dir, recipe) as server:
         facts = server.status.facts
         if facts["version"] != version:
-            raise _other_version(recipe.data_dir, found=str(facts["version"]), wanted=version)
+            raise _version_error(recipe.data_dir, found=str(facts["version"]), wanted=version)
         yield EmbeddedPostgres(
             dsn=recipe.dsn(facts),
             tcp_dsn=recipe.dsn({**facts, "socket_dir": None}),
@@ -127,9 +127,9 @@ class _Recipe:
         )
 
     async def ready(self, status: Status) -> bool:
-        """It says so itself in the eighth line of its pid file; but a file can be left behind, so it is asked, too.
+        """Check the eighth line of the pid file, and connect: the file may be a leftover of a crash.
 
-        That it knows our password shows that it is ours.
+        A server that accepts our password is ours.
         """
         lines = _read_lines(self._cluster / "postmaster.pid")
         if lines[:1] != [str(status.server_pid)] or "".join(lines[7:8]).strip() != "ready":
@@ -138,7 +138,7 @@ class _Recipe:
             connection = await asyncpg.connect(self.dsn(status.facts), timeout=_CONNECT_WAIT_S)
         except asyncpg.InvalidPasswordError as error:
             raise EmbeddedError(
-                f"the password in {self.data_dir} is not the one of its data: put back a copy"
+                f"the password in {self.data_dir} does not match its data: restore a copy of the file"
             ) from error
         except asyncpg.TooManyConnectionsError:
             return True
@@ -161,36 +161,36 @@ class _Recipe:
     def _require_usable(self) -> None:
         found = (self._cluster / "PG_VERSION").read_text(encoding="ascii").strip()
         if found != str(self._version):
-            raise _other_version(self.data_dir, found=found, wanted=self._version)
+            raise _version_error(self.data_dir, found=found, wanted=self._version)
         if not (self.data_dir / "password").exists():
             raise EmbeddedError(
-                f"the file `password` is missing in {self.data_dir}: put it back from a copy, or move the folder away"
+                f"the file `password` is missing in {self.data_dir}: restore a copy of it, or move the folder away"
             )
 
 
-def _other_version(data_dir: Path, *, found: str, wanted: Version) -> EmbeddedError:
+def _version_error(data_dir: Path, *, found: str, wanted: Version) -> EmbeddedError:
     return EmbeddedError(
-        f"{data_dir} holds data of PostgreSQL {found}, and {wanted} is wanted: name another folder; to take the data "
-        f"along, write it out with pg_dump of version {found} and read it in there"
+        f"{data_dir} contains data of PostgreSQL {found}, but {wanted} is needed: use another folder; to keep the data, "
+        f"dump it with pg_dump of version {found} and load it there"
     )
 
 
 async def _make_cluster(cluster: Path, *, bin_dir: Path, owner: Owner | None) -> None:
-    """In a temporary folder beside it, then renamed: a crash half-way leaves nothing that looks like data."""
+    """Create the cluster in a temporary folder and rename it: a crash half-way leaves nothing that looks like data."""
     data_dir = cluster.parent
     for stale in data_dir.glob(_TEMPORARY + "*"):
         shutil.rmtree(stale, ignore_errors=True)
     password = _password(data_dir / "password")
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=data_dir))
     try:
-        # initdb reads the password as the user it runs as, who can't read ours.
+        # initdb reads the password as the user that it runs as, which can't read this user's file.
         _write_private(temporary / "password", password)
         if owner is not None:
             os.chown(temporary / "password", owner.uid, owner.gid)
             os.chown(temporary, owner.uid, owner.gid)
         new = temporary / cluster.name
-        # A random password needs no stretching, which would cost every connection some milliseconds.
-        make = f"--username={_NAME} --auth=scram-sha-256 --encoding=UTF8 --locale=C --set=scram_iterations=1".split()
+        # PostgreSQL's default number of SCRAM iterations: drivers reject a server that requests fewer.
+        make = f"--username={_NAME} --auth=scram-sha-256 --encoding=UTF8 --locale=C".split()
         commands = (
             ([str(bin_dir / "initdb"), f"--pgdata={new}", f"--pwfile={temporary / 'password'}", *make], ""),
             (
@@ -207,12 +207,12 @@ async def _make_cluster(cluster: Path, *, bin_dir: Path, owner: Owner | None) ->
         new.rename(cluster)
         _sync_folder(data_dir)
     finally:
-        # If we were cancelled, initdb may still be writing here; what stays is removed at the next try.
+        # After a cancellation initdb may still write here; the next try removes what is left.
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _password(path: Path) -> str:
-    """One from a start that did not get far is as good as a new one."""
+    """Return the stored password, also that of an interrupted start, or store a new one."""
     if not path.exists():
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
@@ -238,10 +238,10 @@ def _sync_folder(path: Path) -> None:
 
 
 def _make_socket_dir(path: Path, *, port: int, owner: Owner | None) -> Path | None:
-    if len(os.fsencode(path / f".s.PGSQL.{port}")) >= _SOCKET_PATH_BYTES_MAX or '"' in str(path):
+    if len(os.fsencode(path / f".s.PGSQL.{port}")) >= _MAX_SOCKET_PATH_BYTES or '"' in str(path):
         return None
     if path.exists():
-        shutil.rmtree(path)  # what a killed server left: nothing runs here now
+        shutil.rmtree(path)  # left by a killed server; no server runs here now
     path.mkdir(mode=0o700)
     if owner is not None:
         os.chown(path, owner.uid, owner.gid)
@@ -249,16 +249,18 @@ def _make_socket_dir(path: Path, *, port: int, owner: Owner | None) -> Path | No
 
 
 def _forget_dead_postmaster(pid_file: Path) -> None:
-    """PostgreSQL refuses to start if the pid in a file left by a crash is alive again as some other program, or if
-    the file is empty. No server of ours runs here, so the file counts only if a postmaster works in its folder.
+    """Remove the pid file of a crashed server.
+
+    PostgreSQL does not start if the pid in that file belongs to another program now, or if the file is empty. No server of
+    ours runs here, so the file is kept only if a postmaster works in its folder.
     """
     lines = _read_lines(pid_file)
-    if lines and lines[0].isdigit() and _works_in(int(lines[0]), pid_file.parent):
+    if lines and lines[0].isdigit() and _runs_in(int(lines[0]), pid_file.parent):
         return
     pid_file.unlink(missing_ok=True)
 
 
-def _works_in(pid: int, folder: Path) -> bool:
+def _runs_in(pid: int, folder: Path) -> bool:
     try:
         os.kill(pid, 0)
         return sys.platform != "linux" or Path(f"/proc/{pid}/cwd").samefile(folder)

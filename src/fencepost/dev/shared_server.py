@@ -1,8 +1,8 @@
-"""Use an embedded server together with whoever else uses it; the first one starts it, the last one ends it.
+"""Share an embedded server among processes: the first user starts it, the last one stops it.
 
-`shared_server` promises: inside the `async with` the server answers; several processes (and tasks) that name the same
-folder share one server; when the last one leaves or dies, its guardian (see `guardian`) stops it. Leaving waits until
-the server is gone if nobody else is there, 4 s at most. A process made by `fork` without `exec` counts as a user too.
+Inside `async with shared_server(…)` the server answers. Processes and tasks that name the same folder share one server;
+when the last user leaves or dies, the supervisor process (see `supervisor`) stops it. The last user waits for that, 4 s at
+most. A process made by `fork` without `exec` counts as a user too.
 
 It needs a `Recipe`: how to prepare and start one kind of server, and how to see that it answers.
 """
@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fencepost.dev import guardian
-from fencepost.dev.guardian import (
-    GUARDIAN_LOCK,
+from fencepost.dev import supervisor
+from fencepost.dev.paths import make_folder
+from fencepost.dev.supervisor import (
     LOG_FILE,
     SERVER_LOCK,
     START_LOCK,
     STATUS_FILE,
+    SUPERVISOR_LOCK,
     USERS_LOCK,
     try_lock,
 )
-from fencepost.dev.paths import make_folder
 from fencepost.errors import EmbeddedError
 
 _POLL_S = 0.02
@@ -49,8 +49,8 @@ _LOG_TAIL_CHARS = 600
 @dataclass(frozen=True, slots=True)
 class Launch:
     command: Sequence[str]
-    facts: Mapping[str, Any]  # what a later user must know to join; JSON, no secrets
-    owner: tuple[int, int] | None = None  # uid and gid, if not our own
+    facts: Mapping[str, Any]  # what a later user needs to join; JSON, no secrets
+    owner: tuple[int, int] | None = None  # uid and gid; None is the current user
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class Recipe(Protocol):
     grace_s: float
 
     async def prepare(self, *, port: int) -> Launch:
-        """Make ready what the server needs. Nothing runs in the folder now, and nobody else starts anything in it."""
+        """Prepare the server's files. The caller holds the start lock and no server runs in the folder."""
 
     async def ready(self, status: Status) -> bool:
-        """Whether the very server that the status names answers."""
+        """Return whether the server that the status describes answers."""
 
 
 class SharedServer:
-    """A handle that is good inside its `async with`."""
+    """A handle of a running server, valid inside its `async with`."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self._folder = folder
@@ -83,27 +83,27 @@ class SharedServer:
 
     @property
     def status(self) -> Status:
-        status = _read_status(self._folder) if _guardian_lives(self._folder) else None
+        status = _read_status(self._folder) if _supervisor_runs(self._folder) else None
         if status is None:
             raise EmbeddedError(f"{self._recipe.name} in {self._folder} has ended; {_log_tail(self._folder)}")
         return status
 
     async def restart(self, signal_name: str) -> None:
-        """End the server with this signal and start it again, at the same port, for everyone who uses it."""
+        """Stop the server with this signal and start it again at the same port, for all its users."""
         async with held_lock(self._folder / START_LOCK, fcntl.LOCK_EX, wait_s=_QUEUE_WAIT_S):
             before = self.status.starts
-            marker = self._folder / guardian.RESTART_FILE
+            marker = self._folder / supervisor.RESTART_FILE
             new = marker.with_suffix(".new")
             new.write_text(signal_name, encoding="ascii")
             new.rename(marker)
-            if await _until_ready(self._folder, self._recipe, starts_min=before + 1) is None:
+            if await _wait_until_ready(self._folder, self._recipe, starts_min=before + 1) is None:
                 raise EmbeddedError(f"{self._recipe.name} did not start again; {_log_tail(self._folder)}")
 
 
 @asynccontextmanager
 async def shared_server(folder: Path, recipe: Recipe) -> AsyncIterator[SharedServer]:
     async with _user_of(folder, recipe):
-        with rights_explained(folder, name=recipe.name):
+        with explain_permission_errors(folder, name=recipe.name):
             async with held_lock(folder / START_LOCK, fcntl.LOCK_EX, wait_s=_QUEUE_WAIT_S):
                 await _join_or_start(folder, recipe)
         yield SharedServer(folder, recipe)
@@ -111,51 +111,51 @@ async def shared_server(folder: Path, recipe: Recipe) -> AsyncIterator[SharedSer
 
 @asynccontextmanager
 async def _user_of(folder: Path, recipe: Recipe) -> AsyncIterator[None]:
-    with rights_explained(folder, name=recipe.name):
+    with explain_permission_errors(folder, name=recipe.name):
         make_folder(folder, mode=recipe.folder_mode)
-        # A guardian that is stopping the server holds this lock until the server is gone.
-        users = await _take(folder / USERS_LOCK, fcntl.LOCK_SH, wait_s=_QUEUE_WAIT_S)
+        # A supervisor that is stopping the server holds this lock until the server is gone.
+        users = await _acquire_lock(folder / USERS_LOCK, fcntl.LOCK_SH, wait_s=_QUEUE_WAIT_S)
     try:
         yield
     finally:
         os.close(users)
-        await _until_gone_or_shared(folder)
+        await _wait_until_stopped_or_shared(folder)
 
 
 async def _join_or_start(folder: Path, recipe: Recipe) -> None:
     for _ in range(_START_TRIES):
         port = None
-        if not _guardian_lives(folder):
-            await _end_orphan(folder, recipe)
+        if not _supervisor_runs(folder):
+            await _stop_orphan(folder, recipe)
             port = _free_port()
-            await _spawn_guardian(folder, recipe, await recipe.prepare(port=port))
-        if await _until_ready(folder, recipe) is not None:
+            await _spawn_supervisor(folder, recipe, await recipe.prepare(port=port))
+        if await _wait_until_ready(folder, recipe) is not None:
             return
-        # The one we wanted to join ended just then, or somebody took the port before our server could: once more.
+        # The server that we wanted to join has just exited, or another program took the port first: try again.
         if port is not None and _is_free(port):
             raise EmbeddedError(f"{recipe.name} in {folder} did not start; {_log_tail(folder)}")
     raise EmbeddedError(
-        f"{recipe.name} in {folder} did not start in {_START_TRIES} tries; {_log_tail(folder)}"
+        f"{recipe.name} in {folder} did not start after {_START_TRIES} tries; {_log_tail(folder)}"
     )
 
 
-async def _until_ready(folder: Path, recipe: Recipe, *, starts_min: int = 1) -> Status | None:
-    """None if the guardian ended before the server answered."""
+async def _wait_until_ready(folder: Path, recipe: Recipe, *, starts_min: int = 1) -> Status | None:
+    """Wait until the server answers; return None if the supervisor ended before."""
     deadline = time.monotonic() + _START_WAIT_S
     while time.monotonic() < deadline:
-        if not _guardian_lives(folder):
+        if not _supervisor_runs(folder):
             return None
         status = _read_status(folder)
         if status is not None and status.starts >= starts_min and await recipe.ready(status):
             return status
         await asyncio.sleep(_POLL_S)
     raise EmbeddedError(
-        f"{recipe.name} in {folder} gave no answer within {_START_WAIT_S:.0f} s; {_log_tail(folder)}"
+        f"{recipe.name} in {folder} did not answer within {_START_WAIT_S:.0f} s; {_log_tail(folder)}"
     )
 
 
-async def _spawn_guardian(folder: Path, recipe: Recipe, launch: Launch) -> None:
-    spec: guardian.Spec = {
+async def _spawn_supervisor(folder: Path, recipe: Recipe, launch: Launch) -> None:
+    spec: supervisor.Spec = {
         "command": list(launch.command),
         "stop_signals": list(recipe.stop_signals),
         "grace_s": recipe.grace_s,
@@ -165,7 +165,8 @@ async def _spawn_guardian(folder: Path, recipe: Recipe, launch: Launch) -> None:
     try:
         await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-I", "-S", guardian.__file__, str(folder), json.dumps(spec)],
+            [sys.executable, "-I", "-S", supervisor.__file__, str(folder), json.dumps(spec)],
+            env={"PATH": os.defpath, "LC_ALL": "C"},  # it lives long and needs no secrets
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -174,11 +175,11 @@ async def _spawn_guardian(folder: Path, recipe: Recipe, launch: Launch) -> None:
             check=True,
         )
     except subprocess.SubprocessError as error:
-        raise EmbeddedError(f"the guardian in {folder} did not start; {_log_tail(folder)}") from error
+        raise EmbeddedError(f"the supervisor in {folder} did not start; {_log_tail(folder)}") from error
 
 
-async def _end_orphan(folder: Path, recipe: Recipe) -> None:
-    """A server whose guardian was killed may still be ending, or, where nothing told it to, still be running."""
+async def _stop_orphan(folder: Path, recipe: Recipe) -> None:
+    """Stop a server whose supervisor was killed: it may still be shutting down, or still be running."""
     status = _read_status(folder)
     for name in (*recipe.stop_signals, "SIGKILL"):
         if _is_unlocked(folder / SERVER_LOCK):
@@ -187,29 +188,31 @@ async def _end_orphan(folder: Path, recipe: Recipe) -> None:
             try:
                 os.kill(status.server_pid, signal.Signals[name])
             except ProcessLookupError:
-                status = None  # only its children are left, and they end by themselves
+                status = None  # only its children are left; they exit by themselves
         deadline = time.monotonic() + recipe.grace_s
         while time.monotonic() < deadline:
             if _is_unlocked(folder / SERVER_LOCK):
                 return
             await asyncio.sleep(_POLL_S)
-    raise EmbeddedError(f"an earlier {recipe.name} in {folder} does not end; end its processes and try again")
+    raise EmbeddedError(
+        f"an earlier {recipe.name} in {folder} does not stop; stop its processes and try again"
+    )
 
 
-async def _until_gone_or_shared(folder: Path) -> None:
+async def _wait_until_stopped_or_shared(folder: Path) -> None:
     deadline = time.monotonic() + _CLOSE_WAIT_S
-    while time.monotonic() < deadline and _guardian_lives(folder):
+    while time.monotonic() < deadline and _supervisor_runs(folder):
         if not _is_unlocked(folder / USERS_LOCK) and _is_unlocked(folder / USERS_LOCK, fcntl.LOCK_SH):
-            return  # held, but not exclusively: by other users, not by the guardian
+            return  # held, but not exclusively: by other users, not by the supervisor
         await asyncio.sleep(_POLL_S)
 
 
-async def _take(path: Path, operation: int, *, wait_s: float) -> int:
+async def _acquire_lock(path: Path, operation: int, *, wait_s: float) -> int:
     deadline = time.monotonic() + wait_s
     while (descriptor := try_lock(path, operation)) is None:
         if time.monotonic() > deadline:
             raise EmbeddedError(
-                f"somebody else has held {path} for {wait_s:.0f} s; end the programs that use it"
+                f"another program has held {path} for {wait_s:.0f} s; stop the programs that use it"
             )
         await asyncio.sleep(_POLL_S)
     return descriptor
@@ -217,7 +220,7 @@ async def _take(path: Path, operation: int, *, wait_s: float) -> int:
 
 @asynccontextmanager
 async def held_lock(path: Path, operation: int, *, wait_s: float) -> AsyncIterator[None]:
-    descriptor = await _take(path, operation, wait_s=wait_s)
+    descriptor = await _acquire_lock(path, operation, wait_s=wait_s)
     try:
         yield
     finally:
@@ -225,13 +228,20 @@ async def held_lock(path: Path, operation: int, *, wait_s: float) -> AsyncIterat
 
 
 @contextmanager
-def rights_explained(folder: Path, *, name: str) -> Iterator[None]:
+def explain_permission_errors(folder: Path, *, name: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
         raise EmbeddedError(
-            f"no rights on {error.filename or folder}, which {name} needs: it belongs to another user; "
+            f"{name} needs access to {error.filename or folder}, which belongs to another user: "
             "run as that user, or choose another folder"
+        ) from error
+    except (ConnectionError, TimeoutError):
+        raise  # these do not concern the disk
+    except OSError as error:
+        raise EmbeddedError(
+            f"{name} can't use {error.filename or folder}: {error.strerror or error};"
+            " choose another folder with embedded.data_dir or embedded.cache_dir"
         ) from error
 
 
@@ -242,8 +252,8 @@ def _is_unlocked(path: Path, operation: int = fcntl.LOCK_EX) -> bool:
     return descriptor is not None
 
 
-def _guardian_lives(folder: Path) -> bool:
-    return not _is_unlocked(folder / GUARDIAN_LOCK, fcntl.LOCK_SH)
+def _supervisor_runs(folder: Path) -> bool:
+    return not _is_unlocked(folder / SUPERVISOR_LOCK, fcntl.LOCK_SH)
 
 
 def _read_status(folder: Path) -> Status | None:
@@ -257,7 +267,7 @@ def _log_tail(folder: Path) -> str:
     try:
         text = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return "it left no log"
+        return "there is no log"
     lines = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return f"the end of {folder / LOG_FILE}: {lines[-_LOG_TAIL_CHARS:]}"
 

@@ -1,8 +1,8 @@
-"""How deep a transaction lies, and whether the chain below it has changed.
+"""Count a transaction's confirmations and detect forks below it.
 
-Everything here looks at one consistent view of the chain: headers of a range of blocks that are linked parent to
-child. A transaction's confirmations are the blocks after its own, in order. Compared with what was recorded before:
-the same prefix means the list grew (append); anything else is a new fork (replace the whole list).
+All functions use one consistent view of the chain: the hashes of a range of blocks that are linked parent to child. A
+transaction's confirmations are the blocks after its own, in order. If they begin with the recorded ones, the list grew
+(append). Anything else is a new fork (replace the whole list).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from fencepost.domain.ids import BlockHash
-from fencepost.domain.value import Value
+from fencepost.domain.struct import Struct
 
-# With safe or finalized there is no depth to stop at: the list of blocks is cut here.
-MOST_LISTED = 64
+# With safe or finalized no depth ends the list of confirmations: it is cut here.
+MAX_LISTED = 64
 
 
 class BlockRef(NamedTuple):
@@ -23,8 +23,11 @@ class BlockRef(NamedTuple):
     hash: BlockHash
 
 
-class View(Value, frozen=True):
-    """Canonical hashes of the blocks `lowest … head`, linked; `settled` is the safe or finalized number, if asked for."""
+class View(Struct, frozen=True):
+    """The canonical hashes of the linked blocks `lowest … head`.
+
+    `settled` is the number of the safe or finalized block, if the settings require one of them.
+    """
 
     hashes: Mapping[int, BlockHash]
     lowest: int
@@ -35,35 +38,38 @@ class View(Value, frozen=True):
         return self.lowest <= number <= self.head
 
 
-class Standing(StrEnum):
+class BlockStatus(StrEnum):
     CANONICAL = "canonical"
     ORPHANED = "orphaned"
-    BEYOND_VIEW = "beyond_view"  # newer than the view's head, or older than it reaches: ask again
+    BEYOND_VIEW = "beyond_view"  # above the view's head or below its lowest block: check again later
 
 
-class Confirmations(Value, frozen=True):
-    standing: Standing
+class Confirmations(Struct, frozen=True):
+    block_status: BlockStatus
     blocks: tuple[BlockRef, ...]
     new_fork: bool
     is_final: bool
 
 
-def standing(block: BlockRef, view: View) -> Standing:
+def block_status(block: BlockRef, view: View) -> BlockStatus:
     if not view.covers(block.number):
-        return Standing.BEYOND_VIEW
-    return Standing.CANONICAL if view.hashes[block.number] == block.hash else Standing.ORPHANED
+        return BlockStatus.BEYOND_VIEW
+    return BlockStatus.CANONICAL if view.hashes[block.number] == block.hash else BlockStatus.ORPHANED
 
 
 def confirm(
     block: BlockRef, view: View, *, recorded: tuple[BlockRef, ...], required: int | None
 ) -> Confirmations:
-    """`required` blocks on top make it final; None waits for the view's settled block instead."""
-    where = standing(block, view)
-    if where is not Standing.CANONICAL:
+    """Compare a transaction's block with the view.
+
+    `required` confirmations make it final. With None it is final when the view's settled block reaches it.
+    """
+    where = block_status(block, view)
+    if where is not BlockStatus.CANONICAL:
         return Confirmations(
-            where, recorded, new_fork=where is Standing.ORPHANED and bool(recorded), is_final=False
+            where, recorded, new_fork=where is BlockStatus.ORPHANED and bool(recorded), is_final=False
         )
-    listed = MOST_LISTED if required is None else required
+    listed = MAX_LISTED if required is None else required
     top = min(view.head, block.number + listed)
     blocks = tuple([BlockRef(number, view.hashes[number]) for number in range(block.number + 1, top + 1)])
     if required is None:
@@ -72,5 +78,5 @@ def confirm(
         is_final = len(blocks) >= required
     new_fork = blocks[: len(recorded)] != recorded[: len(blocks)]
     if not new_fork and len(blocks) < len(recorded):
-        blocks = recorded  # the view ends earlier than what was recorded; nothing contradicts it yet
+        blocks = recorded  # the view ends before the recorded blocks do; nothing contradicts them yet
     return Confirmations(where, blocks, new_fork=new_fork, is_final=is_final)

@@ -1,7 +1,8 @@
-"""Names of things: addresses, hashes, signers, in one canonical form.
+"""Define addresses, hashes and signers in one canonical form.
 
-An address is `0x` and 40 lower-case hex digits everywhere inside; whoever takes one from outside calls `parse_address`
-(the EIP-55 checksum needs keccak, so the edges check that). Two spellings of one account would be two nonce sequences.
+Inside Fencepost an address is `0x` and 40 lower-case hex digits. Code that reads an address from outside calls
+`parse_address`; the API also checks the EIP-55 checksum, which needs keccak. Two spellings of one account would become two
+nonce sequences.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _HASH = re.compile(r"0[xX][0-9a-fA-F]{64}")
 
 def parse_address(text: str) -> Address:
     if not _ADDRESS.fullmatch(text):
-        raise ValueError(f"not an address: {text[:60]!r} (0x and 40 hex digits)")
+        raise ValueError(f"not an address: {text[:60]!r} (expected 0x and 40 hex digits)")
     return Address(text.lower())
 
 
 def parse_tx_hash(text: str) -> TxHash:
     if not _HASH.fullmatch(text):
-        raise ValueError(f"not a transaction hash: {text[:80]!r} (0x and 64 hex digits)")
+        raise ValueError(f"not a transaction hash: {text[:80]!r} (expected 0x and 64 hex digits)")
     return TxHash(text.lower())
 
 

@@ -1,28 +1,29 @@
-"""The right to act for a signer: a term with its fencing token, and how long this node may trust it.
+"""Define a lease term: its fencing token, and how long the lease holder may trust it.
 
-Safety never rests on a clock: every write names the token, and the database refuses an old one. Time only decides when
-a holder stops starting new work. `renewed_at_s` is monotonic time read *before* the renewal was sent, so the lease as
-the database sees it ends later than we think, never earlier.
+Safety never depends on a clock: every write names the token, and the database rejects an old one. Time only decides when
+the lease holder stops starting new work. `renewed_at_s` is monotonic time read *before* the renewal was sent, so in the
+database the lease never ends earlier than the holder assumes.
 """
 
 from __future__ import annotations
 
 from fencepost.domain.ids import Signer
-from fencepost.domain.value import Value, changed
+from fencepost.domain.struct import Struct, changed
 
-# Beyond this share of the lease's duration without a renewal, no new work is started.
+# The lease holder starts no new work when this share of the lease's duration has passed without a renewal.
 TRUSTED_SHARE = 0.6
 
 
-# The database's history stands above this bit of a token, so that a history that lost commits can't repeat one.
-HISTORY_BITS = 40
+# The bits of a token above this one hold the number of the database's history, so that a history that lost commits can't
+# issue the same token again. `lease.sql` and `load.sql` use the same number.
+HISTORY_BITS = 32
 
 
 def history_of(token: int) -> int:
     return token >> HISTORY_BITS
 
 
-class Term(Value, frozen=True):
+class Term(Struct, frozen=True):
     signer: Signer
     token: int
     renewed_at_s: float

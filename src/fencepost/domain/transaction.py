@@ -1,11 +1,11 @@
-"""What is signed: an intent bound to a nonce and a price, and the bytes that come of it."""
+"""Define what is signed: a call with its nonce and fees, and the signed bytes."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
 from fencepost.domain.ids import Address, TxHash
-from fencepost.domain.value import Value
+from fencepost.domain.struct import Struct
 
 
 class TxType(IntEnum):
@@ -14,20 +14,20 @@ class TxType(IntEnum):
     DYNAMIC_FEE = 2  # EIP-1559
 
 
-class Fees(Value, frozen=True):
-    """The price a gas. Types 0 and 1 have one price: it stands in `fee_cap_wei`, and `tip_wei` equals it."""
+class Fees(Struct, frozen=True):
+    """The fees per gas. Types 0 and 1 have one price: `fee_cap_wei` and `tip_wei` both hold it."""
 
     fee_cap_wei: int
     tip_wei: int
 
 
-class AccessEntry(Value, frozen=True):
+class AccessEntry(Struct, frozen=True):
     address: Address
     storage_keys: tuple[bytes, ...] = ()
 
 
-class Call(Value, frozen=True):
-    """What an intent wants the chain to do; `to` None deploys `data`."""
+class Call(Struct, frozen=True):
+    """What a transaction does on the chain. If `to` is None, it deploys `data` as a contract."""
 
     to: Address | None
     value_wei: int = 0
@@ -35,7 +35,7 @@ class Call(Value, frozen=True):
     access_list: tuple[AccessEntry, ...] = ()
 
 
-class UnsignedTx(Value, frozen=True):
+class UnsignedTx(Struct, frozen=True):
     chain_id: int
     nonce: int
     call: Call
@@ -44,6 +44,6 @@ class UnsignedTx(Value, frozen=True):
     type: TxType = TxType.DYNAMIC_FEE
 
 
-class SignedTx(Value, frozen=True):
+class SignedTx(Struct, frozen=True):
     raw: bytes
     hash: TxHash

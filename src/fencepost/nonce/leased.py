@@ -1,17 +1,17 @@
-"""Scheme `leased`, the default: one process owns a signer for a term, and gives its nonces in batches.
+"""Scheme `leased`, the default: the process that holds a signer's lease allocates its nonces in batches.
 
-The owner is who holds the signer's lease. Every write names the term's token and hangs on the lease row, so an owner
-that was paused, cut off or replaced is refused by the database: its batch gives nothing. What arrives while a batch is
-on its way is the next batch, for all signers in one statement; a hot signer costs one commit for many nonces.
+Every write names the term's token and locks the lease row, so PostgreSQL rejects the batch of a lease holder that was paused,
+cut off or replaced. Calls that arrive while a batch is being written form the next batch, for all signers in one statement;
+a busy signer costs one commit for many nonces.
 
-In memory stands only where a sequence may go on at least: the largest of what the chain has seen, what the database
-knows and what was given here. It is dropped, with the term, as soon as a batch fails: nobody knows what that did. Any
-process may mark; a hold's own token is fence enough for that. A process that does not own the signer raises
-`NotLeader` with the owner's name, and the caller goes there.
+Memory contains only a floor for the cursor: the largest of the chain's nonce, the stored nonces and the nonces allocated
+here. It is dropped, with the term, as soon as a batch fails, because the outcome of that batch is unknown. Any process may
+mark; the hold's own token is a sufficient fence. A process that does not hold the lease raises `NotLeader` with the holder's
+name, and the caller retries there.
 
-Strong: every nonce is stored before it is given, and the price of that is shared: no duplicate, no Redis, a high rate.
-Weak: a signer's callers have to reach its owner, and after a crash they wait until its lease has run out.
-Window of loss: none. A call whose answer was lost leaves its nonces held until their time is over.
+Strong: every nonce is stored before it is returned, and callers share the cost: no duplicate, no Redis, a high rate.
+Weak: a signer's callers have to reach the lease holder, and after a crash they wait until its lease has expired.
+Window of loss: none. If the response to a call is lost, its nonces stay held until they expire.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
 from fencepost.errors import Fenced, NonceUnavailable, NotLeader
 from fencepost.nonce.port import Hold, check_request
-from fencepost.nonce.records import MarksInRecords, Records
+from fencepost.nonce.store import NonceStore, StoredMarks
 
-MOST_CALLS_A_COMMIT = 1000
+MAX_CALLS_PER_COMMIT = 1000
 _TRIES = 3
 
 
 class Leases(Protocol):
-    """The part of the ledger that gives terms."""
+    """The part of the ledger that grants leases."""
 
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]: ...
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]: ...
@@ -47,66 +47,68 @@ class Leases(Protocol):
 @dataclass(slots=True)
 class _Owned:
     term: Term
-    floor: int  # the sequence goes on here or higher
+    floor: int  # the next nonce is at least this
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AllocateCall:
     signer: Signer
     count: int
     hold_for_s: float
 
 
-# What a call got, or why it got nothing: `Fenced` is tried again with a new term.
-_Answer = list[Hold] | Exception
+# The holds of a call, or the error: `Fenced` is retried with a new term.
+_AllocateResult = list[Hold] | Exception
 
 
-class LeasedNonces(MarksInRecords):
-    def __init__(self, records: Records, leases: Leases, *, clock: Clock) -> None:
-        super().__init__(records)
+class LeasedNonces(StoredMarks):
+    def __init__(self, store: NonceStore, leases: Leases, *, clock: Clock) -> None:
+        super().__init__(store)
         self._leases = leases
         self._clock = clock
         self._owned: dict[Signer, _Owned] = {}
         self._opening: defaultdict[Signer, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # One at a time: two batches of one signer would wait for each other at its cursor.
-        self._batches = GroupCommit(self._give_batch, most_items=MOST_CALLS_A_COMMIT, parallel=1)
+        # One at a time: two batches of one signer would wait for each other's lock on its cursor.
+        self._batches = GroupCommit(self._allocate_batch, max_items=MAX_CALLS_PER_COMMIT, parallel=1)
 
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
         check_request(count=count, hold_for_s=hold_for_s)
         for _ in range(_TRIES):
-            if not self._is_ours(signer):
-                await self._own(signer)
-            answer = await self._batches.submit(_Call(signer, count, hold_for_s))
-            if not isinstance(answer, Exception):
-                return answer
-            if not isinstance(answer, Fenced):
-                raise answer
-        raise NonceUnavailable(f"the lease of {signer.address} changes hands too fast: ask again")
+            if not self._holds_lease(signer):
+                await self._acquire_lease(signer)
+            result = await self._batches.submit(_AllocateCall(signer, count, hold_for_s))
+            if not isinstance(result, Exception):
+                return result
+            if not isinstance(result, Fenced):
+                raise result
+        raise NonceUnavailable(f"the lease of {signer.address} changed its holder {_TRIES} times: retry")
 
-    def _is_ours(self, signer: Signer) -> bool:
+    def _holds_lease(self, signer: Signer) -> bool:
         owned = self._owned.get(signer)
         return owned is not None and owned.term.is_trusted(self._clock.now_s())
 
-    async def _own(self, signer: Signer) -> None:
-        """Take the lease, and look where the sequence stands: in the database and on the chain."""
+    async def _acquire_lease(self, signer: Signer) -> None:
+        """Acquire the lease, and read the next nonce from the database and the chain."""
         async with self._opening[signer]:
-            if self._is_ours(signer):
+            if self._holds_lease(signer):
                 return
             self._owned.pop(signer, None)
-            await self._records.open(signer)
+            await self._store.open(signer)
             terms = await self._leases.acquire([signer])
             if not terms:
-                owner = await self._records.pool.fetchrow(sql("lease_owner"), signer.chain_id, signer.address)
+                owner = await self._store.pool.fetchrow(sql("lease_owner"), signer.chain_id, signer.address)
                 name = owner["owner_node"] if owner is not None else None
-                raise NotLeader(f"{signer.address} belongs to another process: ask {name}", owner=name)
-            known = await self._records.known_next(signer)
-            seen = await self._records.seen_by_chain(signer)
+                raise NotLeader(
+                    f"another node holds the lease of {signer.address}: send it to {name}", owner=name
+                )
+            known = await self._store.known_next(signer)
+            seen = await self._store.chain_nonce(signer)
             self._owned[signer] = _Owned(terms[0], floor=max(known, seen))
 
     # ---- a batch
 
-    async def _give_batch(self, calls: Sequence[_Call]) -> Sequence[_Answer]:
-        by_signer: dict[Signer, list[_Call]] = defaultdict(list)
+    async def _allocate_batch(self, calls: Sequence[_AllocateCall]) -> Sequence[_AllocateResult]:
+        by_signer: dict[Signer, list[_AllocateCall]] = defaultdict(list)
         for call in calls:
             by_signer[call.signer].append(call)
         lanes = [
@@ -116,18 +118,18 @@ class LeasedNonces(MarksInRecords):
         ]
         tokens = {signer: uuid4() for signer, _, _ in lanes}
         try:
-            given = await self._write(lanes, tokens)
+            allocated = await self._write(lanes, tokens)
         except Exception:
             for signer, _, _ in lanes:
                 self._owned.pop(signer, None)
             raise
-        return self._share_out(calls, given, tokens)
+        return self._distribute(calls, allocated, tokens)
 
     async def _write(
-        self, lanes: Sequence[tuple[Signer, _Owned, list[_Call]]], tokens: dict[Signer, UUID]
+        self, lanes: Sequence[tuple[Signer, _Owned, list[_AllocateCall]]], tokens: dict[Signer, UUID]
     ) -> dict[Signer, list[int]]:
-        """The nonces of each signer whose term stands; a signer that is missing was fenced."""
-        rows = await self._records.pool.fetch(
+        """Store the holds and return the nonces per signer; a signer that is missing was fenced."""
+        rows = await self._store.pool.fetch(
             sql("nonce_take_leased"),
             [signer.chain_id for signer, _, _ in lanes],
             [signer.address for signer, _, _ in lanes],
@@ -137,52 +139,52 @@ class LeasedNonces(MarksInRecords):
             [tokens[signer] for signer, _, _ in lanes],
             [max(call.hold_for_s for call in calls) for _, _, calls in lanes],
         )
-        given: dict[Signer, list[int]] = {}
+        allocated: dict[Signer, list[int]] = {}
         signers = {(signer.chain_id, signer.address): signer for signer, _, _ in lanes}
         for row in rows:
-            nonces = given.setdefault(signers[row["chain_id"], Address(row["signer"])], [])
+            nonces = allocated.setdefault(signers[row["chain_id"], Address(row["signer"])], [])
             if row["nonce"] is not None:
                 nonces.append(row["nonce"])
-        return given
+        return allocated
 
-    def _share_out(
-        self, calls: Sequence[_Call], given: dict[Signer, list[int]], tokens: dict[Signer, UUID]
-    ) -> list[_Answer]:
-        """In the order of asking, from the smallest nonce up."""
+    def _distribute(
+        self, calls: Sequence[_AllocateCall], allocated: dict[Signer, list[int]], tokens: dict[Signer, UUID]
+    ) -> list[_AllocateResult]:
+        """Distribute the nonces to the calls in order, from the smallest nonce up."""
         left: dict[Signer, list[int]] = {}
-        for signer, nonces in given.items():
+        for signer, nonces in allocated.items():
             left[signer] = sorted(nonces, reverse=True)
             if nonces and (owned := self._owned.get(signer)) is not None:
                 owned.floor = max(owned.floor, left[signer][0] + 1)
-        answers: list[_Answer] = []
+        results: list[_AllocateResult] = []
         for call in calls:
             nonces = left.get(call.signer, [])
             if len(nonces) < call.count:
                 self._owned.pop(call.signer, None)
-                answers.append(Fenced(f"the term of {call.signer.address} is over"))
+                results.append(Fenced(f"the term of {call.signer.address} is over"))
             else:
                 token = tokens[call.signer]
-                answers.append([Hold(call.signer, nonces.pop(), token) for _ in range(call.count)])
-        return answers
+                results.append([Hold(call.signer, nonces.pop(), token) for _ in range(call.count)])
+        return results
 
     # ---- the terms
 
     async def tend_once(self) -> int:
-        """Renew; what does not stand any more is dropped. How many stand."""
+        """Renew the leases, forget those that were lost, and return the number renewed."""
         terms = [owned.term for owned in self._owned.values()]
         if not terms:
             return 0
-        standing = {term.signer: term for term in await self._leases.renew(terms)}
+        renewed_by_signer = {term.signer: term for term in await self._leases.renew(terms)}
         for term in terms:
             owned = self._owned.get(term.signer)
             if owned is None or owned.term.token != term.token:
                 continue
-            renewed = standing.get(term.signer)
+            renewed = renewed_by_signer.get(term.signer)
             if renewed is None:
                 del self._owned[term.signer]
             else:
                 owned.term = renewed
-        return len(standing)
+        return len(renewed_by_signer)
 
     async def close(self) -> None:
         await self._batches.drain()

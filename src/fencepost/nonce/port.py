@@ -1,17 +1,17 @@
-"""What every scheme promises, and the values it speaks in.
+"""Define what every nonce scheme guarantees, and its value types.
 
-- A nonce that is held, submitted or consumed is nobody else's. A consumed one never comes back.
-- The smallest released nonce is given again first; only then the cursor moves.
-- A hold has a token. Marks name it: whoever held a nonce before can't mark it for its next holder.
-- A hold whose time is over is released only by `reclaim_expired`, and only if it has no hash and the chain has not
-  seen its nonce. It is held for at least as long as was asked.
-- Marks may be repeated. A hash other than the one that is stored is refused.
+- A nonce that is held, submitted or consumed is never allocated again. A consumed nonce is never released.
+- The smallest released nonce is allocated first; the cursor moves only if there is none.
+- A hold has a token, and every mark carries it: a previous holder of a nonce can't mark it for the current one.
+- An expired hold is released only by `reclaim_expired`, and only if it has no hash and the chain has not seen its nonce.
+  A hold lasts at least as long as the caller requested.
+- Marks are idempotent. A mark with a hash other than the stored one is rejected.
 
-What a scheme does not keep in some fault (`redis_full` does not keep all of this) stands in its own file, and is shown
-by `fencepost lab schemes`.
+If a scheme breaks one of these guarantees in some fault (`redis_full` does), its own file says so, and
+`./dev schemes` demonstrates it.
 
-After an error of the database or of Redis nobody knows what was done: nonces that were given and never heard of again
-are held until their time is over.
+After a database or Redis error the outcome is unknown: nonces whose allocation the caller never received stay held until
+they expire.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from uuid import UUID
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.errors import HoldLost, InvalidRequest, NonceConflict
 
-MOST_AT_ONCE = 1000
-HOLD_S_MAX = 86_400.0
+MAX_NONCES_PER_CALL = 1000
+MAX_HOLD_S = 86_400.0
 
 
 class NonceState(StrEnum):
+    """Name the states of a stored nonce."""
+
     HELD = "HELD"
     SUBMITTED = "SUBMITTED"
     CONSUMED = "CONSUMED"
@@ -38,7 +40,7 @@ class NonceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A nonce and the token that shows whose it is."""
+    """A nonce and the token of its holder."""
 
     signer: Signer
     nonce: int
@@ -46,8 +48,8 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A nonce as it is stored."""
+class NonceSlot:
+    """The stored state of a nonce."""
 
     state: NonceState
     token: UUID | None
@@ -56,83 +58,131 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SignerStatus:
+    """Count the nonces of a signer by state."""
+
     start_nonce: int
-    next_nonce: int  # the first that was never given
+    next_nonce: int  # the first that was never allocated
     held: int
-    expired: int  # of those held: their time is over
+    expired: int  # held nonces whose hold has expired
     submitted: int
     consumed: int
     released: int
-    first_gap: int | None  # the smallest that waits to be given again
+    first_gap: int | None  # the smallest released nonce
 
 
 class NoncePort(Protocol):
+    """Allocate the nonces of the signers that use one scheme, and record their use."""
+
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
-        """All of them, or an error and none. Raises `SignerElsewhere`, `NonceUnavailable`, or `NotLeader`."""
+        """Allocate `count` nonces, or raise and allocate none.
+
+        Raises `SignerUsedOtherwise`, `NonceUnavailable` or `NotLeader`.
+        """
         ...
 
     async def mark_submitted(self, hold: Hold, tx_hash: TxHash) -> None:
-        """Raises `HoldLost` when the hold is over, `NonceConflict` when another hash is stored."""
+        """Record that the caller sent a transaction with this hash.
+
+        Raises `HoldLost` if the hold has ended, `NonceConflict` if another hash is stored.
+        """
         ...
 
-    async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None: ...
+    async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None:
+        """Record that the nonce is consumed. Raises as `mark_submitted` does."""
+        ...
 
     async def mark_recyclable(self, hold: Hold) -> None:
-        """The nonce was not and will not be used. What has a hash is not released: `NonceConflict`."""
+        """Release a nonce that the caller did not and will not use. Raises `NonceConflict` if it has a hash."""
         ...
 
     async def reclaim_expired(self, signer: Signer) -> int:
-        """How many nonces were released. Raises `RpcError` when the chain can't be asked: then nothing is released."""
+        """Release expired holds and return their number. Raises `RpcError`, and releases none, if the chain can't be read."""
         ...
 
-    async def status(self, signer: Signer) -> SignerStatus | None: ...
+    async def status(self, signer: Signer) -> SignerStatus | None:
+        """Count the nonces of a signer; return None if none was ever allocated."""
+        ...
 
     async def tend_once(self) -> int:
-        """What has to be done again and again (renewals, flushes, probes); returns how much was done."""
+        """Run the periodic maintenance (renewals, flushes, probes) once; return the amount of work done."""
         ...
 
     async def close(self) -> None:
-        """Store what is not stored, give back what is not used."""
+        """Store unstored holds and release what this process did not use."""
         ...
 
 
-class NonceDesk(Protocol):
-    """What callers of a whole service see: any signer, whichever scheme it has."""
+class NonceAllocator(Protocol):
+    """Allocate the nonces of any signer, whichever scheme it uses: the nonce service as its callers see it."""
 
     async def allocate(
         self, signer: Signer, *, count: int = 1, hold_for_s: float | None = None
-    ) -> Sequence[Hold]: ...
+    ) -> Sequence[Hold]:
+        """Allocate as `NoncePort.allocate` does; without `hold_for_s`, hold for the configured time."""
+        ...
 
-    async def mark_submitted(self, hold: Hold, tx_hash: TxHash) -> None: ...
-    async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None: ...
-    async def mark_recyclable(self, hold: Hold) -> None: ...
-    async def reclaim_expired(self, signer: Signer) -> int: ...
-    async def status(self, signer: Signer) -> SignerStatus | None: ...
+    async def mark_submitted(self, hold: Hold, tx_hash: TxHash) -> None:
+        """Record that the caller sent a transaction with this hash."""
+        ...
+
+    async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None:
+        """Record that the nonce is consumed."""
+        ...
+
+    async def mark_recyclable(self, hold: Hold) -> None:
+        """Release a nonce that the caller did not and will not use."""
+        ...
+
+    async def reclaim_expired(self, signer: Signer) -> int:
+        """Release expired holds, and return their number."""
+        ...
+
+    async def status(self, signer: Signer) -> SignerStatus | None:
+        """Count the nonces of a signer; return None if none was ever allocated."""
+        ...
+
+
+class EventSink(Protocol):
+    """Receive named events for log and metrics."""
+
+    def __call__(self, event: str, /, **fields: object) -> None:
+        """Record one event with its fields."""
+        ...
+
+
+def ignore_event(event: str, /, **fields: object) -> None:
+    """Discard the event: for schemes that run outside a node."""
 
 
 def check_request(*, count: int, hold_for_s: float) -> None:
-    if not 0 < count <= MOST_AT_ONCE:
-        raise InvalidRequest(f"must be from 1 to {MOST_AT_ONCE}", field="count")
-    if not 0 < hold_for_s <= HOLD_S_MAX:
-        raise InvalidRequest(f"must be above 0 and at most {HOLD_S_MAX:.0f} seconds", field="holdFor")
+    """Raise `InvalidRequest` if the number of nonces or the time to hold them is out of range."""
+    if not 0 < count <= MAX_NONCES_PER_CALL:
+        raise InvalidRequest(f"must be from 1 to {MAX_NONCES_PER_CALL}", field="count")
+    if not 0 < hold_for_s <= MAX_HOLD_S:
+        raise InvalidRequest(f"must be above 0 and at most {MAX_HOLD_S:.0f} seconds", field="holdFor")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A state that a hold shall have."""
+    """A requested state of a hold."""
 
     hold: Hold
     state: NonceState
     tx_hash: TxHash | None = None
 
 
-def is_done(mark: Mark, slot: Slot | None) -> bool:
-    """Whether the slot is as the mark wants it already; False: it may be changed so. Raises when it may not."""
+def is_applied(mark: Mark, slot: NonceSlot | None) -> bool:
+    """Return True if the slot already has the requested state, False if the mark may be applied.
+
+    Raises `HoldLost` or `NonceConflict` if the mark is not allowed.
+    """
     nonce, wanted = mark.hold.nonce, mark.state
     if slot is None or slot.token != mark.hold.token:
         raise HoldLost(f"nonce {nonce} of {mark.hold.signer.address} is not held with this token")
     if slot.tx_hash is not None and mark.tx_hash is not None and slot.tx_hash != mark.tx_hash:
-        raise NonceConflict(f"nonce {nonce} of {mark.hold.signer.address} has the hash {slot.tx_hash}")
+        raise NonceConflict(
+            f"nonce {nonce} of {mark.hold.signer.address} already has the hash {slot.tx_hash}"
+        )
     match slot.state, wanted:
         case NonceState.HELD, _:
             return False
@@ -150,5 +200,5 @@ def is_done(mark: Mark, slot: Slot | None) -> bool:
 
 def _raise_conflict(mark: Mark) -> bool:
     raise NonceConflict(
-        f"nonce {mark.hold.nonce} of {mark.hold.signer.address} was used: it can't become {mark.state}"
+        f"nonce {mark.hold.nonce} of {mark.hold.signer.address} was already used: it can't become {mark.state}"
     )

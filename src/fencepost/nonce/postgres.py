@@ -1,13 +1,13 @@
-"""Scheme `postgres`: every allocation locks the signer's cursor row, reuses the smallest gap, or moves the cursor.
+"""Scheme `postgres`: every allocation locks the signer's cursor row, reuses the smallest released nonce, or moves the cursor.
 
-A Redis lock may stand in front of the row; when Redis fails, calls go straight to PostgreSQL, and back when a probe
-finds it again.
+An optional Redis lock keeps callers away from the row. If Redis fails, calls go straight to PostgreSQL until a probe
+finds that Redis is back.
 
-Strong: no process keeps anything, so any of them serves any signer and nothing is lost with one; no duplicate and no
-lasting hole in any fault.
-Weak: one transaction a call, and a queue at the row of a hot signer: its rate falls with the number of callers. The
-Redis lock keeps that queue out of the database's connections; it does not shorten it.
-Window of loss: none. A call whose answer was lost leaves its nonces held until their time is over.
+Strong: processes have no state, so any of them serves any signer and nothing is lost with one; no duplicate and no
+lasting nonce gap in any fault.
+Weak: one transaction per call, and callers of a busy signer wait for its row lock: the rate falls with the number of
+callers. With the Redis lock they wait without a database connection; they do not wait less.
+Window of loss: none. If the response to a call is lost, its nonces stay held until they expire.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from contextlib import nullcontext
 
 from fencepost.domain.ids import Signer
 from fencepost.nonce.port import Hold, check_request
-from fencepost.nonce.records import MarksInRecords, Records
 from fencepost.nonce.redis_lock import RedisLock
+from fencepost.nonce.store import NonceStore, StoredMarks
 
 
-class PostgresNonces(MarksInRecords):
-    def __init__(self, records: Records, *, lock: RedisLock | None = None) -> None:
-        super().__init__(records)
+class PostgresNonces(StoredMarks):
+    def __init__(self, store: NonceStore, *, lock: RedisLock | None = None) -> None:
+        super().__init__(store)
         self._lock = lock
 
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
         check_request(count=count, hold_for_s=hold_for_s)
         async with nullcontext() if self._lock is None else self._lock.hold(signer):
-            return await self._records.take(signer, count=count, hold_for_s=hold_for_s)
+            return await self._store.allocate(signer, count=count, hold_for_s=hold_for_s)
 
     async def tend_once(self) -> int:
-        return 0 if self._lock is None else int(await self._lock.link.probe())
+        return 0 if self._lock is None else int(await self._lock.redis.probe())

@@ -1,15 +1,15 @@
-"""Scheme `redis_issue`: Redis counts, PostgreSQL occupies.
+"""Scheme `redis_issue`: Redis counts, PostgreSQL stores.
 
-INCR gives a number, the primary key in PostgreSQL gives the nonce: a number that is taken (Redis lost its last writes,
-or somebody else issued from the database meanwhile) is passed over, and the counter is lifted to what PostgreSQL
-knows. Without Redis, PostgreSQL issues and occupies; when a probe finds Redis again, its counter is lifted first.
-Numbers for many callers share a pipeline, their occupations a statement.
+INCRBY issues a number; inserting its row in PostgreSQL makes it a held nonce. A number that is already stored (Redis lost its
+last writes, or another process allocated from the database meanwhile) is skipped, and the counter is raised to the next
+stored nonce. Without Redis, PostgreSQL issues and stores; when a probe finds that Redis is back, its counter is raised first.
+The numbers of many callers share a pipeline, their rows a statement.
 
-Strong: any process serves any signer, no row is waited for, and nothing is lost with Redis. No fault of Redis makes a
-duplicate, not even one that a single process can't reach while others can.
-Weak: every nonce is still a durable row before it is given, so PostgreSQL sets the rate. Two systems, two steps: a
-process that dies between them leaves a hole, a number that nobody occupied.
-Window of loss: none. `reclaim_expired` finds such holes and releases them once `heal_after_s` has passed.
+Strong: any process serves any signer, no caller waits for a row lock, and nothing is lost with Redis. No fault of Redis
+causes a duplicate, not even if a single process can't reach it while others can.
+Weak: every nonce is still a durable row before it is returned, so PostgreSQL limits the rate. A process that dies between
+the two steps leaves a nonce gap: a number that was issued and never stored.
+Window of loss: none. `reclaim_expired` finds such gaps and releases them once `heal_after_s` has passed.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Address, Signer
 from fencepost.errors import NonceUnavailable
 from fencepost.nonce.port import Hold, check_request
-from fencepost.nonce.records import MarksInRecords, Records, holds
-from fencepost.nonce.redis_link import RedisDown, RedisLink
+from fencepost.nonce.redis_client import RedisClient, RedisDown
+from fencepost.nonce.store import NonceStore, StoredMarks, holds
 
-# A counter that is missing or too low is not used: the caller lifts it and asks again.
+# A missing counter is not used: the caller raises it to the next stored nonce and retries.
 _ISSUE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 return redis.call('INCRBY', KEYS[1], ARGV[1])
 """
-_LIFT = """
+_SYNC = """
 if tonumber(redis.call('GET', KEYS[1]) or '-1') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
 return 1
 """
 _TRIES = 20
-MOST_NUMBERS_A_PIPELINE = 200
+MAX_NUMBERS_PER_PIPELINE = 200
 PARALLEL_PIPELINES = 2
-MOST_OCCUPIED_A_COMMIT = 500
+MAX_OCCUPIED_PER_COMMIT = 500
 PARALLEL_OCCUPATIONS = 2
 
 _Occupation = tuple[Signer, tuple[int, ...], UUID, float]
 
 
-class RedisIssueNonces(MarksInRecords):
-    def __init__(self, records: Records, link: RedisLink) -> None:
-        super().__init__(records)
-        self._link = link
-        self._lifted: dict[Signer, int] = {}  # at which generation of the link
+class RedisIssueNonces(StoredMarks):
+    def __init__(self, store: NonceStore, redis: RedisClient) -> None:
+        super().__init__(store)
+        self._redis = redis
+        self._synced: dict[Signer, int] = {}  # the client's generation when the counter was raised
         self._gaps: set[Signer] = set()  # signers that may have released nonces
         self._numbers: GroupCommit[tuple[Any, ...], Any] = GroupCommit(
-            link.pipeline, most_items=MOST_NUMBERS_A_PIPELINE, parallel=PARALLEL_PIPELINES
+            redis.pipeline, max_items=MAX_NUMBERS_PER_PIPELINE, parallel=PARALLEL_PIPELINES
         )
         self._occupations = GroupCommit(
-            self._occupy_batch, most_items=MOST_OCCUPIED_A_COMMIT, parallel=PARALLEL_OCCUPATIONS
+            self._occupy_batch, max_items=MAX_OCCUPIED_PER_COMMIT, parallel=PARALLEL_OCCUPATIONS
         )
 
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
         check_request(count=count, hold_for_s=hold_for_s)
-        await self._records.open(signer)
+        await self._store.open(signer)
         got = await self._reuse(signer, count, hold_for_s)
         try:
             await self._fill(got, signer, count, hold_for_s)
-        except NonceUnavailable:  # the caller is told that nothing was given: so it shall be
-            await self._records.release(got)
+        except NonceUnavailable:  # the caller receives no nonce, so release those that were stored
+            await self._store.release(got)
             self._gaps.add(signer)
             raise
         return got
@@ -76,41 +76,41 @@ class RedisIssueNonces(MarksInRecords):
             try:
                 issued = await self._issue(signer, count - len(got))
             except RedisDown:
-                got += await self._records.take(signer, count=count - len(got), hold_for_s=hold_for_s)
+                got += await self._store.allocate(signer, count=count - len(got), hold_for_s=hold_for_s)
                 return
             token = uuid4()
             occupied = await self._occupations.submit((signer, issued, token, hold_for_s))
             got += holds(signer, occupied, token)
             if len(occupied) < len(issued):
-                self._lifted.pop(signer, None)  # Redis is behind the database
-        raise NonceUnavailable(f"the numbers of {signer.address} are taken faster than they can be occupied")
+                self._synced.pop(signer, None)  # Redis is behind the database
+        raise NonceUnavailable(f"the counter of {signer.address} in Redis stays behind the database: retry")
 
     async def _reuse(self, signer: Signer, count: int, hold_for_s: float) -> list[Hold]:
-        if signer not in self._gaps and signer in self._lifted:
+        if signer not in self._gaps and signer in self._synced:
             return []
-        got = await self._records.take_gaps(signer, count=count, hold_for_s=hold_for_s)
+        got = await self._store.allocate_released(signer, count=count, hold_for_s=hold_for_s)
         if len(got) < count:
             self._gaps.discard(signer)
         return got
 
     async def _issue(self, signer: Signer, count: int) -> tuple[int, ...]:
         key = f"fencepost:nonce:next:{signer}"
-        generation = self._link.generation
-        if self._lifted.get(signer) != generation:
-            await self._lift(key, signer)
+        generation = self._redis.generation
+        if self._synced.get(signer) != generation:
+            await self._sync_counter(key, signer)
         past = await self._eval(_ISSUE, key, count)
-        if past < 0:  # forgotten
-            await self._lift(key, signer)
+        if past < 0:  # Redis has lost the counter
+            await self._sync_counter(key, signer)
             past = await self._eval(_ISSUE, key, count)
         if past < count:
-            raise RedisDown("Redis forgets its counters at once")
+            raise RedisDown("Redis loses its counters: check its eviction policy")
         return tuple(range(past - count, past))
 
-    async def _lift(self, key: str, signer: Signer) -> None:
-        generation = self._link.generation
-        known = await self._records.known_next(signer)
-        await self._eval(_LIFT, key, known)
-        self._lifted[signer] = generation
+    async def _sync_counter(self, key: str, signer: Signer) -> None:
+        generation = self._redis.generation
+        known = await self._store.known_next(signer)
+        await self._eval(_SYNC, key, known)
+        self._synced[signer] = generation
 
     async def _eval(self, script: str, key: str, number: int) -> int:
         return int(await self._numbers.submit(("EVAL", script, 1, key, number)))
@@ -121,7 +121,7 @@ class RedisIssueNonces(MarksInRecords):
             for signer, nonces, token, hold_for_s in batch
             for nonce in nonces
         ]
-        got = await self._records.pool.fetch(
+        got = await self._store.pool.fetch(
             sql("nonce_occupy"),
             [signer.chain_id for signer, _, _, _ in flat],
             [signer.address for signer, _, _, _ in flat],
@@ -129,7 +129,7 @@ class RedisIssueNonces(MarksInRecords):
             [token for _, _, token, _ in flat],
             [hold_for_s for _, _, _, hold_for_s in flat],
         )
-        # Redis may have issued a number twice in one batch: the row says whose it became.
+        # Redis may have issued a number twice in one batch: the stored token tells which caller got it.
         ours = {(Signer(row["chain_id"], Address(row["signer"])), row["nonce"], row["hold"]) for row in got}
         return [
             [nonce for nonce in nonces if (signer, nonce, token) in ours]
@@ -147,10 +147,10 @@ class RedisIssueNonces(MarksInRecords):
         return released
 
     async def tend_once(self) -> int:
-        """Look for Redis if it was gone, and for nonces that other processes released."""
-        found = await self._records.with_gaps(list(self._lifted))
+        """Probe Redis if it was down, and find signers with nonces that other processes released."""
+        found = await self._store.with_gaps(list(self._synced))
         self._gaps |= found
-        return int(await self._link.probe()) + len(found)
+        return int(await self._redis.probe()) + len(found)
 
     async def close(self) -> None:
         await self._occupations.drain()

@@ -1,7 +1,7 @@
-"""What Redis has and PostgreSQL does not, written down in batches, for `redis_full`.
+"""Copy nonce states from Redis to PostgreSQL in batches, for `redis_full`.
 
-Which states wait stands in Redis itself: any process writes them down, whoever made them. A state is settled in Redis
-only after PostgreSQL has it, and only if it has not changed since; what was not settled is written again.
+Redis itself lists the states that are not copied yet, so any process can copy the states that another one created. A state
+is removed from that list only after PostgreSQL has it, and only if it has not changed since; otherwise it is copied again.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from uuid import UUID
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
 from fencepost.domain.ids import Signer, TxHash
-from fencepost.nonce import lua
-from fencepost.nonce.port import MOST_AT_ONCE, NonceState, Slot
-from fencepost.nonce.redis_link import RedisLink
+from fencepost.nonce import redis_scripts
+from fencepost.nonce.port import MAX_NONCES_PER_CALL, NonceSlot, NonceState
+from fencepost.nonce.redis_client import RedisClient
 
-_PAGES_MAX = 100
+_MAX_PAGES = 100
 
-# chain, signer, nonce, state, token, hash, seconds left, revision: as the statement wants them.
+# chain, signer, nonce, state, token, hash, seconds left, revision: the parameters of `nonce_write_behind`.
 _Row = tuple[int, str, int, str, str | None, str | None, float, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSlot:
-    """A slot as Redis has it."""
+class RedisSlot:
+    """The state of a nonce in Redis."""
 
     revision: int
-    slot: Slot
+    slot: NonceSlot
     ends_ms: int
 
     @classmethod
-    def parse(cls, text: str) -> StoredSlot:
+    def parse(cls, text: str) -> RedisSlot:
         revision, state, token, ends_ms, tx_hash = text.split("|")
         return cls(
             revision=int(revision),
-            slot=Slot(
+            slot=NonceSlot(
                 NonceState(state), UUID(token) if token else None, TxHash(tx_hash) if tx_hash else None
             ),
             ends_ms=int(ends_ms),
@@ -44,38 +44,40 @@ class StoredSlot:
 
 
 class WriteBehind:
-    def __init__(self, pool: Pool, link: RedisLink) -> None:
+    def __init__(self, pool: Pool, redis: RedisClient) -> None:
         self._pool = pool
-        self._link = link
-        self.refused = 0  # states that PostgreSQL did not take: somebody else had the nonce
+        self._redis = redis
+        self.rejected = 0  # states that PostgreSQL did not store: another holder has the nonce
 
     async def flush(self, signers: Sequence[Signer]) -> int:
-        """Write down what waits now, in pages; how much that was."""
+        """Copy the states that are due now, in pages, and return their number."""
         written, left = 0, list(signers)
-        for _ in range(_PAGES_MAX):
+        for _ in range(_MAX_PAGES):
             if not left:
                 break
-            picked = await self._link.pipeline([lua.PICK.call(signer, MOST_AT_ONCE) for signer in left])
+            picked = await self._redis.pipeline(
+                [redis_scripts.PICK.call(signer, MAX_NONCES_PER_CALL) for signer in left]
+            )
             work = [(signer, text) for signer, text in zip(left, picked, strict=True) if " " in text]
             if not work:
                 break
             pages = [_rows(signer, text) for signer, text in work]
             await self._write([row for page in pages for row in page])
             written += sum(map(len, pages))
-            await self._link.pipeline([lua.SETTLE.call(signer, text) for signer, text in work])
-            # What came meanwhile waits for the next turn: chasing it would write row by row.
-            full = [len(page) >= MOST_AT_ONCE for page in pages]
+            await self._redis.pipeline([redis_scripts.SETTLE.call(signer, text) for signer, text in work])
+            # States that change meanwhile wait for the next flush: copying them now would write row by row.
+            full = [len(page) >= MAX_NONCES_PER_CALL for page in pages]
             left = [signer for (signer, _), more in zip(work, full, strict=True) if more]
         return written
 
     async def _write(self, rows: Sequence[_Row]) -> None:
         if rows:
-            taken = await self._pool.fetch(sql("nonce_write_behind"), *zip(*rows, strict=True))
-            self.refused += len(rows) - len(taken)
+            stored = await self._pool.fetch(sql("nonce_write_behind"), *zip(*rows, strict=True))
+            self.rejected += len(rows) - len(stored)
 
 
 def _rows(signer: Signer, picked: str) -> list[_Row]:
-    """A slot that is gone was written down by somebody else and forgotten."""
+    """Parse the result of the PICK script; skip slots that another process has copied and removed."""
     words = picked.split(" ")
     now_ms, chain_id, address = int(words[0]), signer.chain_id, signer.address
     rows: list[_Row] = []

@@ -1,4 +1,4 @@
-"""The process's own clock: monotonic, for deadlines only."""
+"""Provide the monotonic clock of the process, for deadlines only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import time
 
 
 class MonotonicClock:
-    now_s = staticmethod(time.monotonic)  # read some twenty times a transaction
+    """Implement the `Clock` port."""
+
+    now_s = staticmethod(time.monotonic)  # no wrapper: it is read about twenty times per transaction
 
     async def sleep(self, seconds: float) -> None:
+        """Suspend the task for at least this time."""
         await asyncio.sleep(seconds)

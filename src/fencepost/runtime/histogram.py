@@ -1,7 +1,7 @@
-"""A histogram that is fed for every transaction: counting costs a bisection, all else waits until somebody looks.
+"""Provide a histogram that is cheap to feed: an observation costs a bisection, the rest is done when it is scraped.
 
-The library's own goes through its buckets one by one and takes a lock for each figure, which costs ten times as much.
-Only the thread that runs the node may use this one.
+The histogram of `prometheus_client` visits its buckets one by one and takes a lock per value, which costs ten times as
+much. Only the thread that runs the node may use this one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 
 
 class _Series:
-    """What was seen under one set of labels."""
+    """Hold the counts and the sum of one set of labels."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)  # the last is for what lies above all bounds
+        self._counts = [0] * (len(bounds) + 1)  # the last bucket is for values above all bounds
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -34,7 +34,11 @@ class _Series:
 
 
 class Histogram(Collector):
-    """`histogram[labels]` is their series, made when it is first asked for; without labels there is one from the start."""
+    """Collect observations per set of labels.
+
+    `histogram[labels]` is the series of these labels and is created on first use. A histogram without labels has its
+    series from the start.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Histogram(Collector):
         return series
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Return all series for `prometheus_client`."""
         family = HistogramMetricFamily(self._name, self._doc, labels=self._labels)
         for labels, series in self._series.items():
             series.add_to(family, labels)

@@ -1,51 +1,57 @@
-"""One node: it finds signers that have work, holds their leases, and keeps their lanes going.
+"""Run one node: acquire the leases of signers that have work, and step their lanes.
 
-A node is a process with an identity of its own (`incarnation`): a restart is another one, whatever its name. It runs
-five loops and N lane workers in one task group; each loop has a `…_once` that tests can call by hand.
+A node is a process with its own identity (`incarnation`): a restarted node has a new one, even under the same name. It
+runs these loops and N lane workers in one task group; tests call the turn of a loop (`…_once`) directly.
 
-- seek: signers with work whose lease is free are acquired, unless they are left to a better owner for a moment. A
-  wake-up makes it prompt, polling makes it certain, and the end of another node's lease is waited for to the point.
-- renew: all leases in one statement, on the monotonic clock; what did not stand is dropped at once.
-- heads: a view a chain; blocks that hold our hashes wake the lanes that wait for them.
-- idle: leases that nobody needs go back.
-- let go: leases go back when their last step has ended, and the others are told.
+| loop | does |
+|---|---|
+| seek | acquires free signers with work, unless another node is preferred for them; hints make it prompt, polling makes it certain, and it polls at the moment when another node's lease expires |
+| renew | renews all leases in one statement, on the monotonic clock; drops the lanes whose term is over |
+| heads-N | refreshes the view of chain N; a block with a managed hash wakes the lane that waits for it |
+| idle | releases leases of signers without work |
+| let-go | releases leases whose last step has ended, and announces it to the other nodes |
+| silent | hands over the signers of a chain whose endpoints do not answer, if another node can read the chain |
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from fencepost.application.heads import ChainWatch, HeadChange
-from fencepost.application.intake import Sample
+from fencepost.application.admission import Sample
+from fencepost.application.chain_view import ChainView, HeadChange
 from fencepost.application.lane import Lane
 from fencepost.application.ports import Clock, Ledger, Observer
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.lease import Term
-from fencepost.domain.managed import ManagedTx
-from fencepost.runtime.following import Following, HeadFeed
-from fencepost.runtime.lanes import Lanes
-from fencepost.runtime.letting_go import LettingGo
-from fencepost.runtime.looping import IsDatabaseFailure, Trouble, is_broken_connection
+from fencepost.domain.transaction_state import ManagedTx
+from fencepost.runtime.head_follower import HeadFeed, HeadFollower
+from fencepost.runtime.lane_scheduler import LaneScheduler
+from fencepost.runtime.lease_acquirer import LeaseAcquirer
+from fencepost.runtime.lease_releaser import LeaseReleaser
 from fencepost.runtime.routing import ALONE, Router
-from fencepost.runtime.seeking import Seeking
+from fencepost.tasks.service_loop import FailureLog, IsDatabaseFailure, is_broken_connection
+
+_log = logging.getLogger(__name__)
 
 GIVEN_UP_PAUSE_S = 3.0
 STOP_STEP_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How often the loops turn."""
+class LoopIntervals:
+    """Hold the intervals of the loops."""
 
-    seek_s: float = 1.0
-    renew_s: float = 2.5
+    acquire_interval_s: float = 1.0
+    renew_interval_s: float = 2.5
     idle_release_s: float = 30.0
     skew_allowance_s: float = 0.0
     handover_budget_s: float = 1.0
+    silent_release_s: float = 10.0
 
 
 async def _never() -> float | None:
@@ -54,113 +60,123 @@ async def _never() -> float | None:
 
 @dataclass(slots=True)
 class Node:
+    """Hold the parts of a node, and connect their events."""
+
     name: str
     incarnation: UUID
     ledger: Ledger
     clock: Clock
     observer: Observer
-    watches: Mapping[int, ChainWatch]  # by chain id
+    chain_views: Mapping[int, ChainView]  # by chain id
     heads: Mapping[int, HeadFeed]  # by chain id
     addresses: frozenset[Address]  # whose keys this node holds
-    pace: Pace
+    intervals: LoopIntervals
     make_lane: Callable[[Term], Lane]
     workers: int
     router: Router = field(default_factory=lambda: Router(ALONE))
-    soonest_expiry: Callable[[], Awaitable[float | None]] = _never  # seconds, of leases of others
+    soonest_expiry: Callable[[], Awaitable[float | None]] = _never  # seconds until another node's lease ends
     is_database_failure: IsDatabaseFailure = is_broken_connection
-    lanes: Lanes = field(init=False)
-    letting_go: LettingGo = field(init=False)
-    following: Following = field(init=False)
-    seeking: Seeking = field(init=False)
+    lanes: LaneScheduler = field(init=False)
+    lease_releaser: LeaseReleaser = field(init=False)
+    head_follower: HeadFollower = field(init=False)
+    lease_acquirer: LeaseAcquirer = field(init=False)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.lanes = Lanes(
+        """Create the parts."""
+        self.lanes = LaneScheduler(
             workers=self.workers,
             make_lane=self.make_lane,
             observer=self.observer,
             on_lost=self._on_lost,
+            on_failing=lambda signer, in_s: self.lease_acquirer.retry(signer, in_s=in_s),
             on_given_up=self._on_given_up,
-            on_retired=lambda lane: self.letting_go.add(lane.term),
+            on_retired=lambda lane: self.lease_releaser.add(lane.term),
             is_database_failure=self.is_database_failure,
         )
-        self.letting_go = LettingGo(self.ledger, self.clock, self.observer)
-        self.seeking = Seeking(
+        self.lease_releaser = LeaseReleaser(self.ledger, self.clock, self.observer)
+        self.lease_acquirer = LeaseAcquirer(
             ledger=self.ledger,
             clock=self.clock,
             observer=self.observer,
             lanes=self.lanes,
             router=self.router,
             addresses=self.addresses,
-            chain_ids=list(self.watches),
-            look_every_s=self.pace.seek_s,
-            expiries_every_s=self.pace.renew_s,
-            skew_allowance_s=self.pace.skew_allowance_s,
+            chain_ids=list(self.chain_views),
+            poll_interval_s=self.intervals.acquire_interval_s,
+            expiry_check_interval_s=self.intervals.renew_interval_s,
+            skew_allowance_s=self.intervals.skew_allowance_s,
             soonest_expiry=self.soonest_expiry,
-            give_back=self.letting_go.add,
+            release_later=self.lease_releaser.add,
+            is_left_to_others=self._is_left_to_others,
         )
-        self.following = Following(
-            self.watches,
+        self.head_follower = HeadFollower(
+            self.chain_views,
             self.heads,
             self.lanes,
             self.ledger,
             self.clock,
-            on_undone=self.seeking.undone,
+            on_undone=self.lease_acquirer.undone,
             is_database_failure=self.is_database_failure,
         )
 
     async def run(self) -> None:
-        """Until cancelled; then what is under way is finished and the leases are given back."""
+        """Run all loops until `stop` is called; then finish the running steps and release the leases."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lanes.run(), name="lanes")
                 for name, turn, rest_s, wake in (
-                    ("seek", self.seeking.turn, self.seeking.rest_s, self.seeking.wake),
-                    ("let-go", self.letting_go.once, lambda: self.pace.seek_s, self.letting_go.wake),
-                    ("renew", self.renew_once, lambda: self.pace.renew_s, None),
-                    ("idle", self.idle_once, lambda: max(0.05, self.pace.idle_release_s / 4), None),
+                    ("seek", self.lease_acquirer.turn, self.lease_acquirer.rest_s, self.lease_acquirer.wake),
+                    (
+                        "let-go",
+                        self.lease_releaser.once,
+                        lambda: self.intervals.acquire_interval_s,
+                        self.lease_releaser.wake,
+                    ),
+                    ("renew", self.renew_once, lambda: self.intervals.renew_interval_s, None),
+                    ("silent", self.leave_silent_chains, lambda: self.intervals.acquire_interval_s, None),
+                    ("idle", self.idle_once, lambda: max(0.05, self.intervals.idle_release_s / 4), None),
                 ):
                     group.create_task(self._loop(name, turn, rest_s, wake), name=name)
-                for chain_id in self.watches:
-                    group.create_task(self.following.run(chain_id), name=f"heads-{chain_id}")
+                for chain_id in self.chain_views:
+                    group.create_task(self.head_follower.run(chain_id), name=f"heads-{chain_id}")
                 group.create_task(self._until_stopped(), name="stop")
         except* _Stopped:
             pass
 
     async def stop(self) -> None:
-        """Finish the step, release the leases, so that another node goes on at once."""
+        """Make `run` finish the running steps and release the leases, so that another node continues at once."""
         self._stop.set()
-        self.seeking.is_off = True
-        self.seeking.wake.set()
+        self.lease_acquirer.is_off = True
+        self.lease_acquirer.wake.set()
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
-        with suppress(TimeoutError):  # a database that hangs keeps its leases until they run out
+        with suppress(TimeoutError):  # if the database hangs, the leases expire by themselves
             async with asyncio.timeout(STOP_STEP_WITHIN_S):
-                async with self.seeking.under_way:
-                    pass  # whatever was being acquired is about to go back, like the others
-                await self._let_all_go()
-        for term in self.lanes.terms():  # their steps take too long: what they still write is refused
+                async with self.lease_acquirer.under_way:
+                    pass  # leases that were being acquired are released like the others
+                await self._release_all()
+        for term in self.lanes.terms():  # their steps take too long: PostgreSQL rejects their later writes
             self.lanes.drop(term.signer)
-            self.letting_go.add(term)
-        with suppress(
-            Exception
-        ):  # the leases run out by themselves; a stop must not hang on a broken database
+            self.lease_releaser.add(term)
+        # A stop must not fail on a broken database: the leases expire by themselves.
+        with suppress(Exception):
             async with asyncio.timeout(STOP_STEP_WITHIN_S):
-                await self.letting_go.once()
+                await self.lease_releaser.once()
         raise _Stopped
 
-    async def _let_all_go(self) -> None:
-        """Each as soon as its step has ended, not all when the last one has."""
+    async def _release_all(self) -> None:
+        """Release each lease as soon as its step has ended, without waiting for the last one."""
         for term in self.lanes.terms():
-            self.letting_go.wish(term.signer)
+            self.lease_releaser.start_handover(term)
             self.lanes.retire(term.signer)
         while len(self.lanes):
-            self.letting_go.wake.clear()
-            with suppress(OSError):  # it stays with the lease's own end
-                await self.letting_go.once()
+            self.lease_releaser.wake.clear()
+            with suppress(OSError):  # the lease expires by itself
+                await self.lease_releaser.once()
             if len(self.lanes):
-                await self.letting_go.wake.wait()
+                await self.lease_releaser.wake.wait()
 
     async def _loop(
         self,
@@ -169,14 +185,14 @@ class Node:
         rest_s: Callable[[], float],
         wake: asyncio.Event | None,
     ) -> None:
-        trouble = Trouble(name, self.is_database_failure)
+        failure_log = FailureLog(name, self.is_database_failure)
         while not self._stop.is_set():
             try:
                 await once()
             except Exception as error:  # noqa: BLE001 - a loop's edge: the cause is logged, the next turn tries again
-                trouble.met(error)
+                failure_log.failed(error)
             else:
-                trouble.over()
+                failure_log.succeeded()
             await self._rest(rest_s(), wake)
 
     async def _rest(self, seconds: float, wake: asyncio.Event | None) -> None:
@@ -192,126 +208,167 @@ class Node:
     # ---- hints
 
     def hint(self, signer: Signer) -> bool:
-        """Something may have happened for this signer: a request, a command. Whether this node works for it."""
+        """Wake the lane of a signer that may have a new request or command. Return whether this node has the lane."""
         lane = self.lanes.get(signer)
         if lane is not None:
-            lane.queue_may_have_more = True
-            lane.commands_may_wait = True
+            lane.on_hint()
             self.lanes.wake(signer)
             return True
-        self.seeking.hint(signer)
+        self.lease_acquirer.hint(signer)
         return False
 
     def requested(
         self, signer: Signer, arrived: Sequence[ManagedTx] = (), behind: Collection[int] = ()
     ) -> bool:
-        """Requests were stored for this signer, and nothing else: people's wishes need not be looked for.
+        """Wake the lane of a signer that has new requests. Return whether this node has the lane.
 
-        `arrived` are those, if its lane may take them as they are once it holds all that they are `behind`.
+        Unlike `hint` it does not make the lane read operator commands. `arrived` are the stored requests, if the lane may
+        append them without reading the ledger once it holds all requests with the `seq` in `behind`.
         """
         lane = self.lanes.get(signer)
         if lane is None:
             return self.hint(signer)
-        lane.receive(arrived, behind)
+        lane.on_request(arrived, behind)
         self.lanes.wake(signer)
         return True
 
     def freed(self, signer: Signer) -> None:
-        """Another node let go of it: there may be work."""
-        self.seeking.freed(signer)
+        """Try to acquire a signer whose lease another node has released."""
+        self.lease_acquirer.freed(signer)
 
-    def told(self, sample: Sample) -> None:
-        """What the database holds. A lane that should know more than it does missed a hint."""
+    def apply_sample(self, sample: Sample) -> None:
+        """Wake the lanes that missed a hint: the database has requests or commands that they do not know."""
         for signer in sample.queued:
             lane = self.lanes.get(signer)
-            if lane is not None and not lane.queue:
-                self._remind(lane)
-        for signer in sample.asked:
+            if lane is not None and not lane.holds_requests:
+                self._wake_lane(lane)
+        for signer in sample.signers_with_commands:
             if (lane := self.lanes.get(signer)) is not None:
-                self._remind(lane)
+                self._wake_lane(lane)
 
-    def _remind(self, lane: Lane) -> None:
+    def _wake_lane(self, lane: Lane) -> None:
         if lane.reconciled and not self.lanes.is_busy(lane.signer):
             self.hint(lane.signer)
 
-    # ---- what happens around
+    # ---- cluster and database events
 
     def rebalance(self) -> None:
-        """The list of nodes has changed: hand over what others should have, look for what should be ours."""
+        """Hand over signers that other nodes are now preferred for, and poll for signers of this node."""
         now_s = self.clock.now_s()
-        signers = [term.signer for term in self.lanes.terms()]
-        self._hand_over([s for s in signers if self.router.better_owner(s, now_s) is not None])
-        self.seeking.look_soon()
+        terms = self.lanes.terms()
+        self._hand_over([term for term in terms if self.router.better_owner(term.signer, now_s) is not None])
+        self.lease_acquirer.poll_soon()
 
-    def _hand_over(self, signers: Sequence[Signer]) -> None:
-        for signer in signers:
-            self.letting_go.wish(signer)
-            self.lanes.retire(signer)
-        asyncio.get_running_loop().call_later(self.pace.handover_budget_s, self._force_overdue)
+    def _hand_over(self, terms: Sequence[Term]) -> None:
+        for term in terms:
+            self.lease_releaser.start_handover(term)
+            self.lanes.retire(term.signer)
+        asyncio.get_running_loop().call_later(self.intervals.handover_budget_s, self._force_overdue)
 
     def _force_overdue(self) -> None:
-        """A step that hangs must not keep the next owner waiting: what it still writes is refused."""
-        for signer in self.letting_go.overdue(self.pace.handover_budget_s):
+        """Release leases whose step takes too long for the hand-over: PostgreSQL rejects the step's later writes."""
+        for signer, token in self.lease_releaser.overdue(self.intervals.handover_budget_s):
             lane = self.lanes.get(signer)
-            if lane is not None:
+            if lane is not None and lane.term.token == token:
                 self.lanes.drop(signer)
-                self.letting_go.add(lane.term)
+                self.lease_releaser.add(lane.term)
+            else:
+                self.lease_releaser.forget(signer)
 
-    def exclude(self, excluded: bool) -> None:  # noqa: FBT001 - a state that is told, not an option
-        """Another process has this node's name: work for nobody until that is mended."""
-        self.seeking.is_off = excluded or self._stop.is_set()
+    def exclude(self, excluded: bool) -> None:  # noqa: FBT001 - the new state, not an option
+        """Hold no lease while another process has this node's name."""
+        self.lease_acquirer.is_off = excluded or self._stop.is_set()
         if excluded:
-            self._hand_over([term.signer for term in self.lanes.terms()])
+            self._hand_over(self.lanes.terms())
         else:
-            self.seeking.look_soon()
+            self.lease_acquirer.poll_soon()
 
     def history_changed(self, before: object, after: object) -> None:
-        """The database is not the one it was: commits may be lost. Whatever was remembered is worth nothing."""
+        """Drop all lanes: after a fail-over or a restore the database may have lost commits that they have in memory."""
         self.observer.note("history_changed", before=str(before), after=str(after))
         for term in self.lanes.terms():
             self.lanes.drop(term.signer)
             self._on_lost(term.signer)
 
     def _on_lost(self, signer: Signer) -> None:
-        self.seeking.again(signer, in_s=self.pace.renew_s / 4)
+        self.lease_acquirer.retry(signer, in_s=self.intervals.renew_interval_s / 4)
 
     def _on_given_up(self, lane: Lane) -> None:
-        self.seeking.leave_alone(lane.signer, for_s=GIVEN_UP_PAUSE_S)
-        self.letting_go.add(lane.term)
+        self.lease_acquirer.skip(lane.signer, for_s=GIVEN_UP_PAUSE_S)
+        self.lease_releaser.add(lane.term)
 
     # ---- the loops' turns
 
-    async def seek_once(self) -> int:
-        """How many signers were acquired."""
-        return await self.seeking.look()
+    async def acquire_once(self) -> int:
+        """Poll for signers with work, and return how many were acquired."""
+        return await self.lease_acquirer.poll()
 
     async def renew_once(self) -> int:
-        """How many leases were renewed."""
-        terms = self.lanes.terms_due(self.clock.now_s(), every_s=self.pace.renew_s)
+        """Renew the leases that are due, drop the lanes whose term is over, and return how many were renewed."""
+        terms = self.lanes.terms_due(self.clock.now_s(), every_s=self.intervals.renew_interval_s)
         if not terms:
             return 0
         try:
-            standing = {term.signer: term for term in await self.ledger.renew(terms)}
+            current = {term.signer: term for term in await self.ledger.renew(terms)}
         except Exception:
             self.observer.note("renew", error=len(terms))
             raise
-        self.observer.note("renew", renewed=len(standing), fenced=len(terms) - len(standing))
+        self.observer.note("renew", renewed=len(current), fenced=len(terms) - len(current))
         for term in terms:
-            renewed = standing.get(term.signer)
+            renewed = current.get(term.signer)
             if renewed is not None:
                 self.lanes.renewed(renewed)
             elif (lane := self.lanes.get(term.signer)) is not None and lane.term.token == term.token:
                 self.observer.note("fenced", signer=term.signer, token=term.token, op="renew")
                 self.lanes.drop(term.signer)
                 self._on_lost(term.signer)
-        return len(standing)
+        return len(current)
 
     async def heads_once(self, chain_id: int) -> HeadChange:
-        return await self.following.once(chain_id)
+        """Refresh the view of a chain."""
+        return await self.head_follower.once(chain_id)
+
+    def silent_chains(self) -> frozenset[int]:
+        """Return the chains whose endpoints have not answered for `silent_release_s`."""
+        limit_s = self.intervals.silent_release_s
+        return frozenset(
+            chain_id
+            for chain_id, chain_view in self.chain_views.items()
+            if chain_view.chain.silent_for_s >= limit_s
+        )
+
+    def _is_left_to_others(self, chain_id: int) -> bool:
+        return chain_id in self.silent_chains() and self.router.is_served_by_others(chain_id)
+
+    async def leave_silent_chains(self) -> int:
+        """Hand over the signers of chains that this node cannot read and another node can. Return how many."""
+        left = frozenset(filter(self._is_left_to_others, self.silent_chains()))
+        terms = [term for term in self.lanes.terms() if term.signer.chain_id in left]
+        self._leave_lanes_without_chain()
+        for chain_id in sorted({term.signer.chain_id for term in terms}):
+            _log.warning(
+                "chain %s: no endpoint answers this node; its signers are handed over to nodes that can read it",
+                chain_id,
+            )
+        if terms:
+            self._hand_over(terms)
+        return len(terms)
+
+    def _leave_lanes_without_chain(self) -> None:
+        """Hand over signers whose steps fail because the endpoints here reject a call that they need."""
+        now_s = self.clock.now_s()
+        failing = self.lanes.without_chain(longer_than_s=self.intervals.silent_release_s, now_s=now_s)
+        left = [lane for lane in failing if self.router.is_served_by_others(lane.signer.chain_id)]
+        for lane in left:
+            _log.warning("%s: its steps fail with the endpoints of this node; it is handed over", lane.signer)
+            self.lanes.failures.handed_over(lane.signer)
+            self.lease_acquirer.skip(lane.signer, for_s=GIVEN_UP_PAUSE_S)
+        if left:
+            self._hand_over([lane.term for lane in left])
 
     async def idle_once(self) -> int:
-        """How many idle leases went back."""
-        lanes = self.lanes.idle(longer_than_s=self.pace.idle_release_s, now_s=self.clock.now_s())
+        """Release the leases of signers without work, and return how many."""
+        lanes = self.lanes.idle(longer_than_s=self.intervals.idle_release_s, now_s=self.clock.now_s())
         if not lanes:
             return 0
         for lane in lanes:

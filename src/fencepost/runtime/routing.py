@@ -1,12 +1,14 @@
-"""Who should work for a signer. A wish, never a right: the lease decides who may.
+"""Decide which node should hold a signer's lease. This is a preference: the lease alone gives the right to act.
 
-In worker-queue mode every node computes the same preferred owner from the same list of live nodes (rendezvous hashing:
-when a node comes or goes, only its own signers move). The preferred owner takes a free signer at once; the others leave
-it alone for a grace, and take it when it is still free then. Whoever holds a signer that another live node is preferred
-for hands it over. A node that was offered a signer and did not take it is not offered it again for a while, so that a
-node that is alive but can't work costs one round, not an endless one. In basic mode everything is everybody's.
+In worker-queue mode every node computes the same preferred node from the same list of live nodes (rendezvous hashing:
+when a node joins or leaves, only its own signers move). The preferred node acquires a free signer at once; the others
+wait for a grace period, and acquire it if it is still free. A lease holder hands a signer over when another live node is
+preferred for it. A preferred node that did not acquire a free signer within the grace period is passed over for a while:
+a node that is alive but cannot work costs one grace period, not an endless wait. In basic mode there is no preference.
 
-Only nodes in worker-queue mode that hold the same keys for the same chains count: the others would not take it.
+A node whose endpoints of a chain are silent is not preferred for that chain while another node can read it.
+
+Only nodes in worker-queue mode with the same keys for the same chains count: the others would not acquire the signer.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from uuid import UUID
 from fencepost.application.membership import Member
 from fencepost.domain.ids import Signer
 
-# A node that did not take what was left to it is passed over for this long.
-PASSED_OVER_S = 30.0
+# A preferred node that did not acquire a free signer is passed over for this long.
+PASS_OVER_S = 30.0
 
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 
-# A node that knows of no other.
+# The member of a node without a cluster.
 ALONE = Member(name="", incarnation=UUID(int=0), mode="basic", serves="")
 
 
 def preferred(signer: Signer, names: Iterable[str]) -> str | None:
-    """The name with the highest draw for this signer: the same at every node, whatever the order of the names."""
-    return max(names, key=lambda name: (_draw(signer, name), name), default=None)
+    """Return the name with the highest hash for this signer: the same on every node, in any order of the names."""
+    return max(names, key=lambda name: (_hash(signer, name), name), default=None)
 
 
-def _draw(signer: Signer, name: str) -> bytes:
+def _hash(signer: Signer, name: str) -> bytes:
     return blake2b(f"{signer} {name}".encode(), digest_size=8).digest()
 
 
@@ -45,47 +47,61 @@ class _Free:
 
 @dataclass(slots=True)
 class Router:
+    """Compute the preferred node of each signer, and how long this node waits for it."""
+
     me: Member
     grace_s: float = 0.0
+    _others: tuple[Member, ...] = ()  # live nodes with the same keys and chains, in either mode
     _by_name: dict[str, Member] = field(default_factory=dict)
     _free: dict[Signer, _Free] = field(default_factory=dict)
     _passed_over: dict[tuple[Signer, UUID], float] = field(default_factory=dict)  # until when
 
     @property
     def is_active(self) -> bool:
+        """Return whether this node is in worker-queue mode."""
         return self.me.mode == "worker_queue"
 
     def update(self, members: Sequence[Member]) -> bool:
-        """The live nodes; whether that changes anything."""
+        """Set the live nodes, and return whether the routes changed."""
         by_name = {
             member.name: member
             for member in members
             if member.mode == "worker_queue" and member.serves == self.me.serves
         }
         by_name[self.me.name] = self.me
+        self._others = tuple(
+            member
+            for member in members
+            if member.serves == self.me.serves and member.incarnation != self.me.incarnation
+        )
         changed = by_name != self._by_name
         self._by_name = by_name
         return changed
 
     def better_owner(self, signer: Signer, now_s: float) -> Member | None:
-        """Another node that should have this signer, and has not shown lately that it can't."""
+        """Return another node that is preferred for this signer and not passed over, or None."""
         if not self.is_active:
             return None
-        name = preferred(signer, self._by_name)
+        able = [name for name, member in self._by_name.items() if signer.chain_id not in member.silent_chains]
+        name = preferred(signer, able or self._by_name)
         if name is None or name == self.me.name:
             return None
         owner = self._by_name[name]
         return owner if self._passed_over.get((signer, owner.incarnation), 0.0) <= now_s else None
 
+    def is_served_by_others(self, chain_id: int) -> bool:
+        """Return whether another live node has the same keys, and endpoints of this chain that answer."""
+        return any(chain_id not in member.silent_chains for member in self._others)
+
     def wait_s(self, signer: Signer, now_s: float) -> float:
-        """How long to leave a free signer to somebody else; 0 takes it now."""
+        """Return how long to leave a free signer to its preferred node; 0: acquire it now."""
         owner = self.better_owner(signer, now_s)
         if owner is None:
             self._free.pop(signer, None)
             return 0.0
         free = self._free.get(signer)
-        if free is None or now_s - free.seen_s > 2 * self.grace_s + 2.0:  # that was another time
-            if len(self._free) >= MOST_REMEMBERED:
+        if free is None or now_s - free.seen_s > 2 * self.grace_s + 2.0:  # it was held in between
+            if len(self._free) >= MAX_REMEMBERED:
                 self._free.clear()
             free = self._free[signer] = _Free(now_s, now_s)
         free.seen_s = now_s
@@ -95,11 +111,11 @@ class Router:
         self._pass_over(signer, owner, now_s)
         return 0.0
 
-    def taken(self, signer: Signer) -> None:
-        """It is not free any more."""
+    def mark_held(self, signer: Signer) -> None:
+        """Record that a node holds the signer, so that the next grace period starts anew."""
         self._free.pop(signer, None)
 
     def _pass_over(self, signer: Signer, owner: Member, now_s: float) -> None:
-        if len(self._passed_over) >= MOST_REMEMBERED:
+        if len(self._passed_over) >= MAX_REMEMBERED:
             self._passed_over.clear()
-        self._passed_over[signer, owner.incarnation] = now_s + PASSED_OVER_S
+        self._passed_over[signer, owner.incarnation] = now_s + PASS_OVER_S

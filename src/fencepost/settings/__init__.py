@@ -1,15 +1,20 @@
-"""Settings: the only reader of the environment and of `fencepost.toml`.
+"""Load and validate the settings; nothing else reads the environment or `fencepost.toml`.
 
-`load` goes through the layers once, at start: defaults, then the file (the path given, or $FENCEPOST_CONFIG, or
-./fencepost.toml if it exists), then variables FENCEPOST_…, then flags. What comes out is frozen, typed and checked as a
-whole; nobody reads a setting from anywhere else. A setting that is unknown, malformed or out of range is a
-`SettingError` of one line that names key, source, value and what is allowed. Secrets stay out of messages, of `repr`
-and of `mask`: private keys (from FENCEPOST_KEY_<ANYTHING>), passwords, and the paths of RPC URLs.
+`load` reads the layers once, at start: defaults, then the file (the given path, or $FENCEPOST_CONFIG, or
+./fencepost.toml if it exists), then variables FENCEPOST_…, then flags. The result is frozen, typed and validated as a
+whole. A setting that is unknown, malformed or out of range raises a one-line `SettingError` with the key, the source, the
+value and what is allowed. Messages, `repr` and `mask` never show secrets: private keys (from FENCEPOST_KEY_<ANYTHING>),
+passwords, and the paths of RPC URLs.
 
-`declaration` is the one place where settings are added; read it first.
+Settings are declared in `schema`; read it first.
 """
 
-from fencepost.settings.declaration import (
+from fencepost.settings.display import DisplayedSetting, displayed_settings, mask, plain_text
+from fencepost.settings.example import example_toml
+from fencepost.settings.loading import Loaded, load
+from fencepost.settings.masking import mask_dsn, mask_url
+from fencepost.settings.reference import reference_markdown
+from fencepost.settings.schema.core import (
     CHAIN_KEYS,
     DECLARED,
     SIGNER_KEYS,
@@ -18,14 +23,9 @@ from fencepost.settings.declaration import (
     Settings,
     SignerMode,
     SignerOverride,
-    SignerPolicy,
+    SignerSettings,
     StartFrom,
 )
-from fencepost.settings.display import Shown, mask, plain_text, shown_settings
-from fencepost.settings.example import example_toml
-from fencepost.settings.loading import Loaded, load
-from fencepost.settings.masking import mask_dsn, mask_url
-from fencepost.settings.reference import reference_markdown
 
 __all__ = [
     "CHAIN_KEYS",
@@ -33,13 +33,14 @@ __all__ = [
     "SIGNER_KEYS",
     "ChainSettings",
     "ConfirmationTag",
+    "DisplayedSetting",
     "Loaded",
     "Settings",
-    "Shown",
     "SignerMode",
     "SignerOverride",
-    "SignerPolicy",
+    "SignerSettings",
     "StartFrom",
+    "displayed_settings",
     "example_toml",
     "load",
     "mask",
@@ -47,5 +48,4 @@ __all__ = [
     "mask_url",
     "plain_text",
     "reference_markdown",
-    "shown_settings",
 ]

@@ -1,4 +1,4 @@
-"""Settings for people's eyes: each value as a file would have it, secrets hidden."""
+"""Format settings for display: each value as in `fencepost.toml`, with secrets masked."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from fencepost.domain.ids import parse_address
-from fencepost.settings.declaration import CHAIN_KEYS, DECLARED, SIGNER_KEYS, Settings
-from fencepost.settings.kinds import Plain
+from fencepost.settings.fields import Declared
 from fencepost.settings.masking import HIDDEN
-from fencepost.settings.reading import SHORTCUTS
-from fencepost.settings.rules import Declared
+from fencepost.settings.schema.core import CHAIN_KEYS, DECLARED, SIGNER_KEYS, Settings
+from fencepost.settings.sources import SHORTCUTS
+from fencepost.settings.types import Plain
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DisplayedSetting:
+    """Hold one setting with its masked value and its source."""
+
     key: str
     value: Plain
     source: str
 
 
-def shown_settings(settings: Settings, sources: Mapping[str, str]) -> Iterator[Shown]:
-    """One for each key in `sources`, in that order."""
+def displayed_settings(settings: Settings, sources: Mapping[str, str]) -> Iterator[DisplayedSetting]:
+    """Yield one entry per key of `sources`, in that order."""
     for key, source in sources.items():
-        yield Shown(key=key, value=_concealed(key, value_at(settings, key)), source=source)
+        yield DisplayedSetting(key=key, value=_concealed(key, value_at(settings, key)), source=source)
 
 
 def mask(key: str, value: object) -> str:
-    """The value, parsed or as text, as it may be shown; of a key nobody declared nothing may."""
+    """Format a value, parsed or as text, with secrets masked; mask the value of an undeclared key completely."""
     return plain_text(_concealed(key, value))
 
 
 def plain_text(value: Plain) -> str:
+    """Format a value as one line of text."""
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def value_at(settings: Settings, key: str) -> object:
-    """The value of a key of DECLARED, of a chain, or of a signer that has its own."""
+    """Return the value of a declared key, of a key of a chain, or of an override of a signer."""
     table, _, rest = key.partition(".")
     if table == "chains":
         name, _, inner = rest.partition(".")

@@ -1,6 +1,6 @@
-"""A whole `fencepost.toml`, documented, with every key commented out at its default.
+"""Generate a documented `fencepost.toml` with every key commented out at its default.
 
-A line of prose begins with `# `, a setting with `#` alone: without that sign it is TOML that says what is so anyway.
+A description starts with `# `, a setting with `#` alone: without that sign it is valid TOML with the default value.
 """
 
 from __future__ import annotations
@@ -8,24 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from fencepost.settings.declaration import CHAIN_KEYS, DECLARED, SIGNER_KEYS
-from fencepost.settings.rules import Declared
+from fencepost.settings.fields import Declared
+from fencepost.settings.schema.core import CHAIN_KEYS, DECLARED, SIGNER_KEYS
 
 _HEAD = """\
-# Fencepost settings. Every line that begins with # alone shows a default: remove the # and change it.
-# An environment variable overrides this file and a flag overrides both; `fencepost config` shows what is in force.
+# Fencepost settings. Each line that starts with # and no space shows a default: remove the # to change it.
+# An environment variable overrides this file, and a flag overrides both; `fencepost config` shows the values in force.
 # Durations are written like 10s, 250ms, 2m, 1h or as a number of seconds; prices are in Gwei.
 """
 
 _CHAINS = """
-# One table a chain; without any, there is one named "default" on the embedded dev chain.
-# FENCEPOST_RPC_URL (commas between) and FENCEPOST_CHAIN_ID set the default chain's."""
+# One table per chain; without one, there is a single chain "default" on the embedded dev chain.
+# FENCEPOST_RPC_URL (separated by commas) and FENCEPOST_CHAIN_ID configure the default chain."""
 
 _SIGNERS = """
-# A signer may have its own {keys} in a table [signers."0x…"] with its address."""
+# A signer may override {keys} in a table [signers."0x…"] with its address."""
 
 
 def example_toml() -> str:
+    """Return the text of the example file."""
     lines = [_HEAD]
     table = ""
     for key, declared in DECLARED.items():
@@ -45,5 +46,5 @@ def _entry(declared: Declared, name: str, *, variable: str) -> Iterator[str]:
     rule = declared.rule
     yield f"# {rule.doc}"
     yield f"# Must be {rule.kind.allowed}." + (f" Variable: {variable}" if variable else "")
-    # JSON writes truth values, numbers, texts and lists of texts just as TOML does.
+    # JSON and TOML write booleans, numbers, strings and lists of strings in the same way.
     yield f"#{name} = {json.dumps(rule.default)}"

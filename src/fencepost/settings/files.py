@@ -1,7 +1,7 @@
-"""Settings on disk: which `fencepost.toml` is read, what stands in it, and what `~/` in a path means.
+"""Find and read `fencepost.toml`, and expand `~/` in paths.
 
-A file that was named must exist; `./fencepost.toml` is read when it is there. Every problem with the file is one line
-that names it, and for broken TOML the line and column.
+A file that is named explicitly must exist; `./fencepost.toml` is optional. Every problem is a one-line error with the
+file's name, and for invalid TOML the line and column.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fencepost.errors import SettingError
 
 CONFIG_VARIABLE = "FENCEPOST_CONFIG"
 _FILE_NAME = "fencepost.toml"
-_FILE_BYTES_MAX = 1024 * 1024
+_MAX_FILE_BYTES = 1024 * 1024
 _AT = re.compile(r"(.*) \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)", re.DOTALL)
 
 
 def find_file(toml_path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the file to read: the given path, $FENCEPOST_CONFIG, or ./fencepost.toml if it exists."""
     if toml_path is not None:
         return toml_path
     if environ.get(CONFIG_VARIABLE):
@@ -31,7 +32,7 @@ def find_file(toml_path: Path | None, environ: Mapping[str, str]) -> Path | None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Floats come as Decimal, so that a price of 0.1 Gwei is exactly that."""
+    """Parse a TOML file. Floats become Decimal, so that a price of 0.1 Gwei is exact."""
     text = _read_text(path)
     try:
         return tomllib.loads(text, parse_float=_decimal)
@@ -40,24 +41,34 @@ def read_toml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise SettingError(f"{path}: nested too deeply") from None
     except ValueError:
-        # Python refuses to convert integers of thousands of digits, and tomllib lets that pass as it is.
+        # Python does not convert integers of thousands of digits, and tomllib does not wrap that error.
         raise SettingError(f"{path}: a number has too many digits") from None
 
 
 def expand_home(path: str, environ: Mapping[str, str]) -> str:
+    """Replace a leading `~` by the home directory."""
     if path != "~" and not path.startswith("~/"):
         return path
-    return (environ.get("HOME") or str(Path.home())) + path[1:]
+    return (environ.get("HOME") or _home(path)) + path[1:]
+
+
+def _home(path: str) -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:
+        raise SettingError(
+            f"{path}: this user has no home directory; set HOME, or use an absolute path"
+        ) from None
 
 
 def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_FILE_BYTES_MAX + 1)
+            content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SettingError(f"can't read {path}: {error.strerror}") from None
-    if len(content) > _FILE_BYTES_MAX:
-        raise SettingError(f"can't read {path}: it is larger than {_FILE_BYTES_MAX} bytes")
+    if len(content) > _MAX_FILE_BYTES:
+        raise SettingError(f"can't read {path}: it is larger than {_MAX_FILE_BYTES} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -79,4 +90,4 @@ def _decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
     except InvalidOperation:
-        return Decimal("Infinity")  # no kind of setting takes it, so the message will name the key
+        return Decimal("Infinity")  # no setting allows it, so the error names the key

@@ -1,7 +1,8 @@
-"""From the layers to the frozen settings, with every check done."""
+"""Combine all layers into frozen settings and validate them."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,28 +11,31 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fencepost.domain.ids import Address, parse_address
-from fencepost.settings.checks import check
-from fencepost.settings.declaration import CHAIN_KEYS, DECLARED, ChainSettings, Settings, SignerOverride
+from fencepost.settings.fields import group_of, key_of
 from fencepost.settings.files import expand_home, find_file, read_toml
-from fencepost.settings.kinds import FilePath
-from fencepost.settings.reading import (
+from fencepost.settings.schema.core import CHAIN_KEYS, DECLARED, ChainSettings, Settings, SignerOverride
+from fencepost.settings.sources import (
     PRIVATE_KEYS,
     SHORTCUTS,
-    Reading,
+    SettingSources,
     read_environment,
     read_flags,
     read_table,
 )
-from fencepost.settings.rules import group_of, key_of
+from fencepost.settings.types import FilePath
+from fencepost.settings.validation import check
 
 G = TypeVar("G")
 DEFAULT = "default"
+_MAX_LINKS_LOGGED = 8
+
+_log = logging.getLogger(__name__)
 _NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`sources` tells for each key where its value came from: default, the file's name, a variable, or a flag."""
+    """Hold the settings with the source of each key: default, the file's name, a variable, or a flag."""
 
     settings: Settings
     sources: Mapping[str, str]
@@ -44,18 +48,25 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] = _NO_FLAGS,
 ) -> Loaded:
-    """Defaults, then the file, then the environment (the process's, unless another is given), then flags.
+    """Load defaults, then the file, then the environment (by default the process's), then flags.
 
-    Flags go by the setting's key, `rpc_url` or `chain_id`. Raises SettingError, one line, for the first thing wrong.
+    Flags are named by the setting's key, `rpc_url` or `chain_id`. Raises a one-line `SettingError` for the first problem.
     """
     environ = os.environ if environ is None else environ
     file = find_file(toml_path, environ)
-    reading = Reading()
+    reading = SettingSources()
     if file is not None:
         read_table(reading, read_toml(file), source=file.name)
     read_environment(reading, environ)
+    if reading.service_links:
+        _log.warning(
+            "ignored %s: Kubernetes sets these variables for a Service whose name starts with fencepost;"
+            " set enableServiceLinks: false in the pod to avoid them",
+            ", ".join(reading.service_links[:_MAX_LINKS_LOGGED])
+            + (" …" if len(reading.service_links) > _MAX_LINKS_LOGGED else ""),
+        )
     read_flags(reading, flags)
-    _place_chains(reading)
+    _assign_chain_shortcuts(reading)
     _expand_paths(reading.values, environ)
     settings = _build(reading)
     sources = MappingProxyType(dict.fromkeys(_keys(settings), DEFAULT) | reading.sources)
@@ -63,11 +74,11 @@ def load(
     return Loaded(settings=settings, sources=sources, file=file)
 
 
-def _place_chains(reading: Reading) -> None:
-    """Gives the short names to the default chain.
+def _assign_chain_shortcuts(reading: SettingSources) -> None:
+    """Assign the values of `rpc_url` and `chain_id` to the default chain.
 
-    Without any [chains.NAME] there is one chain. It takes the name in `default_chain` only when its nodes were given:
-    otherwise a lost file would turn "mainnet" into a dev chain.
+    Without any [chains.NAME] there is one chain. It gets the name in `default_chain` only if `rpc_url` was given:
+    otherwise a missing file would turn "mainnet" into a dev chain.
     """
     default = reading.values.get("default_chain", Settings().default_chain)
     if not reading.chain_names:
@@ -85,7 +96,7 @@ def _expand_paths(values: dict[str, Any], environ: Mapping[str, str]) -> None:
             values[key] = expand_home(values[key], environ)
 
 
-def _build(reading: Reading) -> Settings:
+def _build(reading: SettingSources) -> Settings:
     chains = {
         name: _fill(ChainSettings, reading.values, prefix=f"chains.{name}.") for name in reading.chain_names
     }

@@ -1,8 +1,8 @@
-"""Database and node URLs: whether they are well formed, and how they look with their secrets hidden.
+"""Validate database and endpoint URLs, and mask their secrets.
 
-A masked URL shows scheme, host and port, and of a database its name; never user, password, query, nor the path of a
-node's URL, where providers put their keys. When it can't be told where the host ends (an unencoded `/`, `?` or `#` in
-a password moves it), nothing but the scheme is shown.
+A masked URL shows scheme, host and port, and the name of a database; never user, password or query, nor the path of an
+endpoint's URL, where providers put API keys. If the end of the host is ambiguous (an unencoded `/`, `?` or `#` in a
+password moves it), only the scheme is shown.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
 HIDDEN = "***"
-_URL_LENGTH_MAX = 2048
-_PORT_MAX = 65535
+_MAX_URL_LENGTH = 2048
+_MAX_PORT = 65535
 _HOST = re.compile(r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%]+\])(?::([0-9]{1,5}))?")
 _DATABASE_SCHEMES = ("postgresql", "postgres")
 
 
 def check_dsn(dsn: str) -> None:
-    """Raises ValueError unless it is a PostgreSQL URL; several hosts with commas between are fine."""
+    """Raise ValueError unless it is a PostgreSQL URL; several hosts, separated by commas, are allowed."""
     parts = _split(dsn, schemes=_DATABASE_SCHEMES)
     if "@" in parts.path:
         raise ValueError("an unencoded character in the password")
@@ -28,6 +28,7 @@ def check_dsn(dsn: str) -> None:
 
 
 def check_url(url: str, *, schemes: Sequence[str]) -> None:
+    """Raise ValueError unless it is a URL with a host and one of the schemes."""
     parts = _split(url, schemes=schemes)
     _check_host(_hosts(parts))
     if not parts.hostname:
@@ -35,6 +36,7 @@ def check_url(url: str, *, schemes: Sequence[str]) -> None:
 
 
 def mask_dsn(dsn: str) -> str:
+    """Mask user, password and query of a database URL."""
     try:
         check_dsn(dsn)
         parts = _split(dsn, schemes=_DATABASE_SCHEMES)
@@ -47,6 +49,7 @@ def mask_dsn(dsn: str) -> str:
 
 
 def mask_url(url: str) -> str:
+    """Mask user, password, path and query of a URL."""
     try:
         parts = _split(url, schemes=())
         _check_host(_hosts(parts))
@@ -59,8 +62,8 @@ def mask_url(url: str) -> str:
 
 
 def _split(url: str, *, schemes: Sequence[str]) -> SplitResult:
-    # urlsplit drops some control characters on its own; they are refused before they can vanish.
-    if len(url) > _URL_LENGTH_MAX or not url.isprintable() or " " in url or "://" not in url:
+    # Reject control characters first: urlsplit silently drops some of them.
+    if len(url) > _MAX_URL_LENGTH or not url.isprintable() or " " in url or "://" not in url:
         raise ValueError("not a URL")
     parts = urlsplit(url)
     if "#" in url or not parts.scheme or (schemes and parts.scheme not in schemes):
@@ -78,7 +81,7 @@ def _user(parts: SplitResult) -> str:
 
 def _check_host(host: str) -> None:
     written = _HOST.fullmatch(host)
-    if written is None or int(written[2] or 0) > _PORT_MAX:
+    if written is None or int(written[2] or 0) > _MAX_PORT:
         raise ValueError("not HOST or HOST:PORT")
 
 

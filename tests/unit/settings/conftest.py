@@ -1,4 +1,4 @@
-"""No settings file lies about."""
+"""Run each test in a directory without a settings file."""
 
 from __future__ import annotations
 

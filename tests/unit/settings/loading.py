@@ -1,4 +1,4 @@
-"""Settings from a file, from variables, or refused in one line."""
+"""Load settings from a file or from variables, and read the one-line errors."""
 
 from __future__ import annotations
 

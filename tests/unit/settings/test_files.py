@@ -1,4 +1,4 @@
-"""The settings file: which is read, what it may say, and how its mistakes are told."""
+"""The settings file: which one is read, what it may contain, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unit.settings.loading import ADDRESS, ALL, from_environ, from_toml, one_lin
             "chains.main.rpc_url: unknown key (fencepost.toml); did you mean chains.main.rpc_urls?",
         ),
         (f"signers.{ADDRESS}.mod = 1", f"did you mean signers.{ADDRESS.lower()}.mode?"),
-        ("qqqqqqqqqqqq = 1", "`fencepost config --example` lists all there are"),
+        ("qqqqqqqqqqqq = 1", "run `fencepost config --example` for a list"),
         ('"a\\nb" = 1', '"a\\nb": unknown key'),
         ("lease = 3", "lease: must be a table, not a value (fencepost.toml); write [lease]"),
         ("chains = 3", "chains: must be a table"),
@@ -41,7 +41,7 @@ from unit.settings.loading import ADDRESS, ALL, from_environ, from_toml, one_lin
         (f"api.port = 0x{'f' * 9000}", "api.port = a huge number (fencepost.toml): must be"),
     ],
 )
-def test_what_the_file_may_not_say(text: str, expected: str) -> None:
+def test_a_forbidden_content_is_rejected(text: str, expected: str) -> None:
     assert expected in refusal_of(text)
 
 
@@ -57,7 +57,7 @@ def test_what_the_file_may_not_say(text: str, expected: str) -> None:
         (b"#" * (1024 * 1024 + 1), "larger than 1048576 bytes"),
     ],
 )
-def test_a_broken_file_is_one_line_with_file_line_and_column(content: bytes, expected: str) -> None:
+def test_a_syntax_error_is_one_line_with_file_line_and_column(content: bytes, expected: str) -> None:
     path = Path("broken.toml")
     path.write_bytes(content)
     with pytest.raises(SettingError) as caught:
@@ -67,7 +67,7 @@ def test_a_broken_file_is_one_line_with_file_line_and_column(content: bytes, exp
     assert expected in message
 
 
-def test_which_file_is_read() -> None:
+def test_a_given_path_outranks_the_variable_and_the_default_file() -> None:
     Path("fencepost.toml").write_text("api.port = 1")
     Path("named.toml").write_text("api.port = 2")
     Path("given.toml").write_text("api.port = 3")
@@ -106,7 +106,7 @@ def uncommented(example: str) -> str:
     )
 
 
-def test_the_example_uncommented_says_every_default_and_as_it_stands_nothing() -> None:
+def test_the_uncommented_example_has_every_default_and_the_original_sets_nothing() -> None:
     defaults = load(toml_path=None, environ={}, flags={})
     example = uncommented(example_toml())
     loaded = from_toml(example)
@@ -118,6 +118,6 @@ def test_the_example_uncommented_says_every_default_and_as_it_stands_nothing() -
     assert not any(as_it_stands.values())
 
 
-def test_a_mistake_in_the_file_is_told_even_where_the_environment_overrides_it() -> None:
+def test_an_error_in_the_file_is_reported_even_if_the_environment_overrides_it() -> None:
     with pytest.raises(SettingError, match=r"api\.port = 'x' \(fencepost\.toml\)"):
         from_toml('api.port = "x"', environ={"FENCEPOST_API_PORT": "1"})

@@ -1,51 +1,71 @@
-"""The `Chain` port over the nodes of one EVM chain.
+"""Implement the `Chain` port over the endpoints of one EVM chain.
 
-Contract, beyond the port's
-- A send goes to every healthy endpoint once and at the same time; what they say is merged (`merge.py`). A hash that
-  isn't the one computed before the send is `UNKNOWN`: under load, nodes have answered with another nonce's hash.
-- Sends of several callers travel together, and so do look-ups of receipts (`together.py`); each caller gets its own
-  results, and a receipt that can't be read fails only those who asked for it.
-- Whether the nodes know a transaction, and the receipt one of them lacks, is asked of all healthy endpoints: "nobody
-  has it" must not rest on the word of one node that is behind, because a nonce that is consumed while no receipt is
-  found looks like a stranger's work. Other reads go to the best endpoint.
-- A quote serves all signers for a second (`quotes.py`).
-- `verify_chain_id` comes first; before it, `chain_id` has no value.
+Contract, in addition to the port's
+- A send goes to every healthy endpoint once, at the same time; `send_consensus.py` merges the responses. A returned hash
+  that differs from the computed one is `UNKNOWN`: under load, nodes have returned the hash of another nonce.
+- Sends of several callers share requests, and so do receipt requests (`batching.py`). Each caller gets its own results,
+  and a receipt that can't be read fails only the callers that requested it.
+- `knows`, and receipts that the best endpoint lacks, are requested from all healthy endpoints: one lagging node must not
+  decide that a receipt does not exist, because a consumed nonce without a receipt looks like a foreign transaction.
+  Other reads go to the best endpoint.
+- A fee quote serves all signers for a second (`fee_quotes.py`).
+- One identity check serves every caller that waited when it started. The next one starts `_IDENTITY_INTERVAL_S` later,
+  because each check opens new connections.
+- A rejection that would end a request (a fatal send result, a failed dry run) counts only if the endpoint repeats it over
+  a new connection that still serves this chain.
+- Call `verify_chain_id` first; before that, `chain_id` has no value.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from fencepost.adapters.evm import answers, receipts
-from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, answers_of, typical
-from fencepost.adapters.evm.merge import merge
+import msgspec
+
+from fencepost.adapters.evm import decoding, mined_transactions, receipts
+from fencepost.adapters.evm.batching import RequestBatcher
+from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, consensus_value, require_answers
+from fencepost.adapters.evm.fee_quotes import FeeQuotes, quote
+from fencepost.adapters.evm.identity import ChainIdentity, ConfirmGenesis, reported_chain_id
 from fencepost.adapters.evm.node_errors import Row, classify
-from fencepost.adapters.evm.quotes import Quotes, quote
 from fencepost.adapters.evm.receipts import Found
 from fencepost.adapters.evm.revert import refusal_reason
-from fencepost.adapters.evm.rpc import BATCH_MAX, JsonRpc
-from fencepost.adapters.evm.together import Together
+from fencepost.adapters.evm.rpc import MAX_BATCH, JsonRpc
+from fencepost.adapters.evm.send_consensus import merge
 from fencepost.application.ports import Block, BlockTag, Chain, Header
+from fencepost.domain.attribution import MinedTx
 from fencepost.domain.ids import Address, TxHash, parse_tx_hash
-from fencepost.domain.managed import Receipt
-from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.transaction import Call, Fees, SignedTx
+from fencepost.domain.transaction_state import Receipt
 from fencepost.errors import (
+    ChainSilent,
     ChainUnusable,
     InsufficientFunds,
     RpcError,
     RpcRefused,
     RpcUnavailable,
+    TypeNotSupported,
     WouldRevert,
+    WrongChain,
 )
 
-_PARALLEL: Final = 4  # requests under way of one kind; more gain nothing where it was measured
-_HEAD_SERVES_S: Final = 0.1  # how long the head's own answer is its block, if that is what is asked for next
+_log = logging.getLogger(__name__)
+
+_PARALLEL: Final = 4  # requests of one kind in progress; measurements show no gain beyond this
+_IDENTITY_INTERVAL_S: Final = 0.2  # between the starts of two checks
+_MAX_IDENTITY_CALLERS: Final = 1_000_000  # per check: all that wait
+_HEAD_BLOCK_TTL_S: Final = 0.1  # how long the response to `head` also answers `block`
 _METHOD_NOT_FOUND: Final = -32601
-# What only reads may be asked of a second node when the first is silent.
-_READS: Final = (
+_ALLOWANCE: Final = re.compile(r"gas required exceeds allowance:? \(?(\d{1,20})", re.IGNORECASE)
+_TRANSFER_GAS: Final = 21_000
+# Only methods that read may be repeated at a second node when the first is silent.
+_READ_PREFIXES: Final = (
     "eth_get",
     "eth_call",
     "eth_estimateGas",
@@ -53,92 +73,161 @@ _READS: Final = (
     "eth_gasPrice",
     "eth_blockNumber",
 )
-_ACCEPTED: Final = SendCategory.ACCEPTED  # found once: nearly every send is answered so
-# What a node that failed as a whole may have meant; anything else it says is about the transaction.
-_ABOUT_THE_NODE: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
+# Categories for which a lane gives the request up.
+_PERMANENT_REJECTIONS: Final = frozenset({SendCategory.FATAL, SendCategory.TERMINALLY_STUCK})
+_ACCEPTED: Final = SendCategory.ACCEPTED  # looked up once: nearly every send has this result
+# Categories that describe the endpoint; all others describe the transaction.
+_ENDPOINT_FAILURES: Final = frozenset({SendCategory.UNKNOWN, SendCategory.NODE_NOT_READY})
 
 
 class _Head(NamedTuple):
     header: Header
-    said: object  # the node's answer, which tells its block as well
+    response: object  # the endpoint's response, which contains the block too
 
 
 class EvmChain(Chain):
-    """`patterns` are the operator's own rows for `node_errors.classify`."""
+    """Read one chain and send to it; `patterns` are the operator's own rows for `node_errors.classify`."""
 
     def __init__(
         self,
         rpcs: Sequence[JsonRpc],
         *,
         patterns: Sequence[Row] = (),
+        confirm_genesis: ConfirmGenesis | None = None,
         grace_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        on_hedge: Callable[[str], None] = lambda _endpoint: None,
     ) -> None:
-        self._endpoints = Endpoints(rpcs, grace_s=grace_s, clock=clock)
+        self._identity = ChainIdentity() if confirm_genesis is None else ChainIdentity(confirm_genesis)
+        self._endpoints = Endpoints(
+            rpcs, identity=self._identity, grace_s=grace_s, clock=clock, on_hedge=on_hedge
+        )
         self._patterns = tuple(patterns)
         self._clock = clock
-        self._newest: tuple[float, _Head] | None = None  # and when it was seen
-        self._quotes = Quotes(lambda: self._endpoints.read(quote), clock)
-        self._sending = Together(self._send, most=BATCH_MAX, parallel=_PARALLEL)
-        self._looking_up = Together(self._receipts, most=BATCH_MAX, parallel=_PARALLEL)
-        # The head is asked for in the same request.
-        self._looking = Together(self._receipts_and_head, most=BATCH_MAX - 1, parallel=_PARALLEL)
+        self._newest: tuple[float, _Head] | None = None  # with the time at which it was read
+        self._quotes = FeeQuotes(lambda: self._endpoints.read(quote), clock)
+        self._send_batcher = RequestBatcher(self._send, max_items=MAX_BATCH, parallel=_PARALLEL)
+        self._receipt_batcher = RequestBatcher(self._receipts, max_items=MAX_BATCH, parallel=_PARALLEL)
+        self._identity_batcher = RequestBatcher(self._identify, max_items=_MAX_IDENTITY_CALLERS, parallel=1)
+        self._identified_at_s: float | None = None  # by the loop's clock: when the last check started
+        # The same request fetches the head.
+        self._receipt_and_head_batcher = RequestBatcher(
+            self._receipts_and_head, max_items=MAX_BATCH - 1, parallel=_PARALLEL
+        )
 
     @property
     def chain_id(self) -> int:
-        if not self._endpoints.chain_id:
+        if not self._identity.chain_id:
             raise ChainUnusable("the chain id has not been verified yet")
-        return self._endpoints.chain_id
+        return self._identity.chain_id
 
     async def close(self) -> None:
         await self._quotes.aclose()
-        await self._sending.aclose()
-        await self._looking_up.aclose()
-        await self._looking.aclose()
+        await self._send_batcher.aclose()
+        await self._receipt_batcher.aclose()
+        await self._receipt_and_head_batcher.aclose()
+        await self._identity_batcher.aclose()
         for endpoint in self._endpoints.all:
             await endpoint.rpc.close()
 
+    async def reported_chain_id(self) -> int:
+        """Return the chain id that the endpoints report; raise `ChainUnusable` if none answers, or if they differ."""
+        reported = await self._ask_chain_ids()
+        for endpoint, chain_id in reported[1:]:
+            if chain_id != reported[0][1]:
+                raise ChainUnusable(f"{endpoint.rpc.endpoint} is on chain {chain_id}, not {reported[0][1]}")
+        return reported[0][1]
+
     async def verify_chain_id(self, expected: int) -> int:
-        """Every endpoint that answers must name the expected id, or, with 0, the same one; that one is adopted.
+        """Check that an endpoint serves the expected chain, and use none that serves another from now on.
 
-        An endpoint that doesn't answer now is asked again before its first use.
+        Endpoints that serve another chain are logged if one serves the right chain; otherwise raise `ChainUnusable`.
+        0 accepts the chain that the endpoints report. An endpoint that doesn't answer now is checked before its first
+        use.
         """
+        self.expect(expected or await self.reported_chain_id())
+        self._endpoints.logs_wrong_chains = False
+        try:
+            outcomes = await self._endpoints.ask_all(lambda endpoint: endpoint.rpc.connect())
+        finally:
+            self._endpoints.logs_wrong_chains = True
+        wrong = [answer for _, answer in outcomes if isinstance(answer, WrongChain)]
+        try:
+            require_answers(outcomes)
+        except RpcError as error:
+            if wrong:
+                self._identity.chain_id = 0
+                raise ChainUnusable(str(wrong[0])) from wrong[0]
+            raise ChainSilent(f"no RPC endpoint answers: {error}") from error
+        for answer in wrong:
+            _log.error(
+                "endpoint disabled, the node starts with the others; check chains.NAME.rpc_urls: %s", answer
+            )
+        return self.chain_id
 
+    def expect(self, chain_id: int) -> None:
+        """Use no endpoint that serves another chain than this one."""
+        self._identity.chain_id = chain_id
+        for endpoint in self._endpoints.all:
+            endpoint.rpc.reconnect()
+
+    async def _ask_chain_ids(self) -> list[tuple[Endpoint, int]]:
         async def ask(endpoint: Endpoint) -> int:
-            return answers.quantity(await endpoint.rpc.call("eth_chainId"), of="chain id")
+            return await reported_chain_id(endpoint.rpc.endpoint, endpoint.rpc.call)
 
         try:
-            named = answers_of(await self._endpoints.ask_all(ask))
+            return require_answers(await self._endpoints.ask_all(ask))
         except RpcError as error:
-            raise ChainUnusable(f"no RPC endpoint answers: {error}") from error
-        wanted = expected or named[0][1]
-        for endpoint, chain_id in named:
-            if chain_id != wanted:
-                raise ChainUnusable(f"{endpoint.rpc.endpoint} is on chain {chain_id}, not {wanted}")
-            endpoint.verified = True
-        self._endpoints.chain_id = wanted
-        return wanted
+            raise ChainSilent(f"no RPC endpoint answers: {error}") from error
+
+    @property
+    def silent_for_s(self) -> float:
+        return self._endpoints.silent_for_s
+
+    async def check_identity(self) -> None:
+        await self._identity_batcher.ask([None])
+
+    async def _identify(self, callers: Sequence[None]) -> Sequence[None]:
+        """Identify the endpoints for callers whose reads were all made before this check started."""
+        loop = asyncio.get_running_loop()
+        if self._identified_at_s is not None:
+            await asyncio.sleep(self._identified_at_s + _IDENTITY_INTERVAL_S - loop.time())
+        self._identified_at_s = loop.time()
+        await self._endpoints.identify_again()
+        return callers
 
     async def send(self, txs: Sequence[SignedTx]) -> Sequence[SendResult]:
-        return await self._sending.ask(txs) if txs else []
+        return await self._send_batcher.ask(txs) if txs else []
 
     async def _send(self, txs: Sequence[SignedTx]) -> Sequence[SendResult]:
         calls = [("eth_sendRawTransaction", [f"0x{tx.raw.hex()}"]) for tx in txs]
+        undecided: dict[Endpoint, list[SendResult]] = {}  # results of endpoints without a usable response
 
         async def ask(endpoint: Endpoint) -> list[SendResult]:
-            said = await endpoint.rpc.batch(calls)
-            results = [self._send_result(tx, answer) for tx, answer in zip(txs, said, strict=True)]
+            response = await endpoint.rpc.batch(calls)
+            results = [self._send_result(tx, answer) for tx, answer in zip(txs, response, strict=True)]
+            final = [
+                index for index, result in enumerate(results) if result.category in _PERMANENT_REJECTIONS
+            ]
+            if final and self._identity.chain_id:
+                await _verify_endpoint(endpoint)
+                again = await endpoint.rpc.batch([calls[index] for index in final])
+                for index, answer in zip(final, again, strict=True):
+                    response[index], results[index] = answer, self._send_result(txs[index], answer)
             if all(
-                isinstance(answer, RpcError) and result.category in _ABOUT_THE_NODE
-                for answer, result in zip(said, results, strict=True)
+                isinstance(answer, RpcError) and result.category in _ENDPOINT_FAILURES
+                for answer, result in zip(response, results, strict=True)
             ):
-                raise said[0]  # not one usable answer: the endpoint rests
+                undecided[endpoint] = results
+                raise response[0]  # no usable response: the endpoint backs off
             return results
 
-        settled = await self._endpoints.ask_all(ask)
+        outcomes = await self._endpoints.ask_all(ask, is_send=True)
         by_endpoint = [
-            [self._refusal(answer)] * len(txs) if isinstance(answer, RpcError) else answer
-            for _, answer in settled
+            (undecided.get(endpoint) or [self._classify_error(answer)] * len(txs))
+            if isinstance(answer, RpcError)
+            else answer
+            for endpoint, answer in outcomes
         ]
         return [merge(results) for results in zip(*by_endpoint, strict=True)]
 
@@ -146,7 +235,7 @@ class EvmChain(Chain):
         if answer == tx.hash:
             return SendResult(_ACCEPTED, returned_hash=tx.hash)
         if isinstance(answer, RpcError):
-            return self._refusal(answer)
+            return self._classify_error(answer)
         try:
             returned = parse_tx_hash(answer) if isinstance(answer, str) else None
         except ValueError:
@@ -154,39 +243,64 @@ class EvmChain(Chain):
         if returned == tx.hash:
             return SendResult(SendCategory.ACCEPTED, returned_hash=returned)
         return SendResult(
-            SendCategory.UNKNOWN, message=f"the node answered {returned or 'no hash'}", returned_hash=returned
+            SendCategory.UNKNOWN,
+            message=f"the endpoint returned {returned or 'no hash'}",
+            returned_hash=returned,
         )
 
-    def _refusal(self, error: RpcError) -> SendResult:
+    def _classify_error(self, error: RpcError) -> SendResult:
         text, code = str(error), None
         if isinstance(error, RpcRefused):
             code = error.rpc_code
-            # Some nodes put the generic half into the message and the reason into the data.
+            # Some nodes put a generic message into `message` and the reason into `data`.
             if isinstance(error.data, str) and not error.data.startswith("0x"):
                 text = f"{text}: {error.data}"
         return classify(text, rpc_code=code, extra=self._patterns)
 
     async def nonce(self, address: Address, tag: Literal["latest", "pending"]) -> int:
         async def ask(endpoint: Endpoint) -> int:
-            return answers.quantity(
+            return decoding.quantity(
                 await endpoint.rpc.call("eth_getTransactionCount", [address, tag]), of="nonce"
             )
 
-        return typical([nonce for _, nonce in answers_of(await self._endpoints.ask_all(ask))])
+        return consensus_value([nonce for _, nonce in require_answers(await self._endpoints.ask_all(ask))])
+
+    async def nonce_at(self, address: Address, number: int) -> int | None:
+        """Ask all endpoints: an archive node among them may have a state that the others have pruned."""
+
+        async def ask(endpoint: Endpoint) -> int:
+            response = await endpoint.rpc.call("eth_getTransactionCount", [address, hex(number)])
+            return decoding.quantity(response, of="nonce")
+
+        try:
+            return consensus_value(
+                [nonce for _, nonce in require_answers(await self._endpoints.ask_all(ask))]
+            )
+        except RpcRefused:
+            return None
+
+    async def transactions_of(self, address: Address, number: int) -> Sequence[MinedTx] | None:
+        async def ask(endpoint: Endpoint) -> list[MinedTx] | None:
+            response = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), True])
+            if response is None:
+                return None
+            return mined_transactions.transactions_of(response, sender=address, chain_id=self.chain_id)
+
+        return await self._endpoints.read(ask)
 
     async def balance_wei(self, address: Address) -> int:
         async def ask(endpoint: Endpoint) -> int:
-            return answers.quantity(
+            return decoding.quantity(
                 await endpoint.rpc.call("eth_getBalance", [address, "latest"]), of="balance"
             )
 
         return await self._endpoints.read(ask)
 
     async def receipts(self, hashes: Sequence[TxHash]) -> Sequence[Receipt | None]:
-        """A receipt one node lacks is asked of all. None means that each of them was reached and has none."""
+        """Return the receipts; None if every endpoint was reached and none of them has the receipt."""
         if not hashes:
             return []
-        return receipts.usable(await self._looking_up.ask(hashes))
+        return receipts.usable(await self._receipt_batcher.ask(hashes))
 
     async def _receipts(self, hashes: Sequence[TxHash]) -> Sequence[Found]:
         found = await self._endpoints.read(lambda endpoint: receipts.ask(endpoint, hashes))
@@ -197,47 +311,47 @@ class EvmChain(Chain):
         ]
         if not missing or len(self._endpoints.all) == 1:
             return found
-        settled = await self._endpoints.ask_all(lambda endpoint: receipts.ask(endpoint, missing))
-        elsewhere: dict[TxHash, Receipt | RpcError] = {}
-        for _, said in settled:
-            for tx_hash, receipt in zip(missing, receipts.each(said, len(missing)), strict=True):
-                if receipt is not None and not isinstance(elsewhere.get(tx_hash), Receipt):
-                    elsewhere[tx_hash] = receipt
+        outcomes = await self._endpoints.ask_all(lambda endpoint: receipts.ask(endpoint, missing))
+        found_by_others: dict[TxHash, Receipt | RpcError] = {}
+        for _, response in outcomes:
+            for tx_hash, receipt in zip(missing, receipts.each(response, len(missing)), strict=True):
+                if receipt is not None and not isinstance(found_by_others.get(tx_hash), Receipt):
+                    found_by_others[tx_hash] = receipt
         return [
-            receipt if isinstance(receipt, Receipt) else elsewhere.get(tx_hash)
+            receipt if isinstance(receipt, Receipt) else found_by_others.get(tx_hash)
             for tx_hash, receipt in zip(hashes, found, strict=True)
         ]
 
     async def receipts_and_head(self, hashes: Sequence[TxHash]) -> tuple[Sequence[Receipt | None], Header]:
-        """One request to every healthy endpoint: a receipt that any of them has counts, and the best one's head."""
+        """Send one request to every healthy endpoint: any receipt counts, and the head of the best endpoint."""
         if not hashes:
             return [], await self.head()
-        seen = await self._looking.ask(hashes)
-        return receipts.usable([found for found, _ in seen]), seen[0][1]
+        results = await self._receipt_and_head_batcher.ask(hashes)
+        return receipts.usable([found for found, _ in results]), results[0][1]
 
     async def _receipts_and_head(self, hashes: Sequence[TxHash]) -> Sequence[tuple[Found, Header]]:
         calls = [*receipts.calls(hashes), _head_call("latest")]
 
         async def ask(endpoint: Endpoint) -> tuple[list[Found], _Head]:
-            *said, newest = await endpoint.rpc.batch(calls)
+            *response, newest = await endpoint.rpc.batch(calls)
             head = _head(newest, "latest")
-            return [receipts.read(endpoint, *pair) for pair in zip(hashes, said, strict=True)], head
+            return [receipts.read(endpoint, *pair) for pair in zip(hashes, response, strict=True)], head
 
-        answered = answers_of(await self._endpoints.ask_all(ask))
-        head = self._best_head({endpoint: head for endpoint, (_, head) in answered})
-        everywhere = zip(*(found for _, (found, _) in answered), strict=True)
-        return [(receipts.best_of(found), head) for found in everywhere]
+        answers = require_answers(await self._endpoints.ask_all(ask))
+        head = self._best_head({endpoint: head for endpoint, (_, head) in answers})
+        by_tx = zip(*(found for _, (found, _) in answers), strict=True)
+        return [(receipts.best_of(found), head) for found in by_tx]
 
     async def knows(self, hashes: Sequence[TxHash]) -> Sequence[bool]:
         if not hashes:
             return []
 
         async def ask(endpoint: Endpoint) -> list[bool]:
-            said = await endpoint.batch([("eth_getTransactionByHash", [tx_hash]) for tx_hash in hashes])
-            return [item is not None for item in said]
+            response = await endpoint.batch([("eth_getTransactionByHash", [tx_hash]) for tx_hash in hashes])
+            return [item is not None for item in response]
 
-        everywhere = [known for _, known in answers_of(await self._endpoints.ask_all(ask))]
-        return [any(known) for known in zip(*everywhere, strict=True)]
+        by_tx = [known for _, known in require_answers(await self._endpoints.ask_all(ask))]
+        return [any(known) for known in zip(*by_tx, strict=True)]
 
     async def head(self, tag: BlockTag = "latest") -> Header:
         async def ask(endpoint: Endpoint) -> _Head:
@@ -245,8 +359,8 @@ class EvmChain(Chain):
 
         if tag != "latest":
             return (await self._endpoints.read(ask)).header
-        # All are asked, because this is where their order comes from.
-        return self._best_head(dict(answers_of(await self._endpoints.ask_all(ask))))
+        # Ask all endpoints, because their heads determine their order.
+        return self._best_head(dict(require_answers(await self._endpoints.ask_all(ask))))
 
     def _best_head(self, heads: Mapping[Endpoint, _Head]) -> Header:
         for endpoint, head in heads.items():
@@ -256,90 +370,124 @@ class EvmChain(Chain):
         return best.header
 
     async def block(self, number: int) -> Block | None:
-        """The block that `head` has just seen isn't asked for again: who sees a new head wants its block next."""
+        """Return the block; reuse the response of the last `head`, because callers fetch the block of a new head next."""
         newest, self._newest = self._newest, None
         if newest is not None:
-            seen_s, head = newest
-            if head.header.number == number and self._clock() - seen_s < _HEAD_SERVES_S:
-                return answers.block(head.said, head.header)
+            read_at_s, head = newest
+            if head.header.number == number and self._clock() - read_at_s < _HEAD_BLOCK_TTL_S:
+                return decoding.block(head.response, head.header)
 
         async def ask(endpoint: Endpoint) -> Block | None:
-            said = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), False])
-            return None if said is None else answers.block(said, answers.header(said))
+            response = await endpoint.rpc.call("eth_getBlockByNumber", [hex(number), False])
+            return None if response is None else decoding.block(response, decoding.header(response))
 
         return await self._endpoints.read(ask)
 
     async def block_receipts(self, number: int) -> Sequence[Receipt] | None:
-        """All receipts of a block in one call; None where the node can't, or hasn't the block: ask by hash instead."""
+        """Return all receipts of a block with one call; None if the endpoint lacks the method or the block."""
 
         async def ask(endpoint: Endpoint) -> list[Receipt] | None:
             if not endpoint.has_block_receipts:
                 return None
             try:
-                said = await endpoint.rpc.call("eth_getBlockReceipts", [hex(number)])
+                response = await endpoint.rpc.call("eth_getBlockReceipts", [hex(number)])
             except RpcRefused as error:
                 if not _lacks_method(error):
                     raise
                 endpoint.has_block_receipts = False
                 return None
-            if said is None:
+            if response is None:
                 return None
-            if not isinstance(said, list):
+            if not isinstance(response, list):
                 raise RpcUnavailable("malformed answer: the receipts are not a list")
-            return [receipt for receipt in map(answers.receipt, said) if receipt is not None]
+            return [receipt for receipt in map(decoding.receipt, response) if receipt is not None]
 
         return await self._endpoints.read(ask)
 
     async def estimate_gas(self, sender: Address, call: Call) -> int:
-        async def ask(endpoint: Endpoint) -> int:
-            said = await endpoint.rpc.call("eth_estimateGas", [answers.call_object(sender, call)])
-            return answers.quantity(said, of="gas")
+        wanted = [decoding.call_object(sender, call)]
 
-        try:
-            return await self._endpoints.read(ask)
-        except RpcRefused as error:
-            if (reason := refusal_reason(str(error), rpc_code=error.rpc_code, data=error.data)) is not None:
-                raise WouldRevert(reason) from error
-            if self._refusal(error).category is SendCategory.INSUFFICIENT_FUNDS:
-                raise InsufficientFunds(str(error), rpc_code=error.rpc_code, data=error.data) from error
-            raise
+        async def ask(endpoint: Endpoint) -> int | WouldRevert | RpcRefused:
+            try:
+                response = await endpoint.rpc.call("eth_estimateGas", wanted)
+            except RpcRefused as error:
+                if not self._identity.chain_id:
+                    return self._verdict(error, call)
+            else:
+                return decoding.quantity(response, of="gas")
+            await _verify_endpoint(endpoint)
+            try:
+                return decoding.quantity(await endpoint.rpc.call("eth_estimateGas", wanted), of="gas")
+            except RpcRefused as error:
+                return self._verdict(error, call)
+
+        answer = await self._endpoints.read(ask)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _verdict(self, error: RpcRefused, call: Call) -> WouldRevert | RpcRefused:
+        """Return what a refused dry run says about this very call; raise the refusal if it says nothing about it.
+
+        "header not found" and the like say something about the endpoint: another one may answer.
+        """
+        allowance = _ALLOWANCE.search(str(error))
+        if (
+            allowance is not None and int(allowance[1]) < _TRANSFER_GAS
+        ):  # what the balance pays for, not what it takes
+            return InsufficientFunds(str(error), rpc_code=error.rpc_code, data=error.data)
+        if (reason := refusal_reason(str(error), rpc_code=error.rpc_code, data=error.data)) is not None:
+            return WouldRevert(reason)
+        category = self._classify_error(error).category
+        if category is SendCategory.INSUFFICIENT_FUNDS:
+            return InsufficientFunds(str(error), rpc_code=error.rpc_code, data=error.data)
+        if category is SendCategory.TYPE_NOT_SUPPORTED and call.access_list:
+            return TypeNotSupported(str(error), rpc_code=error.rpc_code, data=error.data)
+        raise error
 
     async def quote_fees(self) -> Fees:
         return await self._quotes.now()
 
     async def revert_reason(self, tx_hash: TxHash) -> str | None:
-        return await self._endpoints.read(lambda endpoint: _replayed(endpoint, tx_hash))
+        """Replay the transaction for its revert reason. Failures do not affect the health of an endpoint without old state."""
+        return await self._endpoints.read_untracked(lambda endpoint: _replay_reason(endpoint, tx_hash))
 
-    async def passthrough(self, method: str, params: Sequence[Any]) -> Any:
-        """A call of somebody else's, as it is: the node's result, or its error as `RpcRefused`.
+    async def passthrough(self, method: str, params: Sequence[Any], *, bytes_max: int) -> msgspec.Raw:
+        """Pass a caller's own call to an endpoint; return the result undecoded, or raise its error as `RpcRefused`.
 
-        What the method does is not known here, so only what is sure to be a read goes to a second node.
+        Methods are unknown here, so only those that certainly read are repeated at a second endpoint.
         """
-        nodes_max = len(self._endpoints.all) if method.startswith(_READS) else 1
-        return await self._endpoints.pass_on(
-            lambda endpoint: endpoint.rpc.call(method, params), nodes_max=nodes_max
+        nodes_max = len(self._endpoints.all) if method.startswith(_READ_PREFIXES) else 1
+        return await self._endpoints.ask_untracked(
+            lambda endpoint: endpoint.rpc.call_raw(method, params, bytes_max=bytes_max), nodes_max=nodes_max
         )
+
+
+async def _verify_endpoint(endpoint: Endpoint) -> None:
+    """Raise `WrongChain` if a new connection shows that the endpoint now serves another chain."""
+    endpoint.rpc.reconnect()
+    await endpoint.rpc.connect()
 
 
 def _head_call(tag: BlockTag) -> tuple[str, Sequence[Any]]:
     return "eth_getBlockByNumber", [tag, False]
 
 
-def _head(said: object, tag: BlockTag) -> _Head:
-    if isinstance(said, RpcError):
-        raise said
-    if said is None:
-        raise RpcRefused(f"the node has no {tag} block yet")
-    return _Head(answers.header(said), said)
+def _head(response: object, tag: BlockTag) -> _Head:
+    if isinstance(response, RpcError):
+        raise response
+    if response is None:
+        raise RpcRefused(f"the endpoint has no {tag} block yet")
+    return _Head(decoding.header(response), response)
 
 
-async def _replayed(endpoint: Endpoint, tx_hash: TxHash) -> str | None:
-    replay = answers.replay_object(await endpoint.rpc.call("eth_getTransactionByHash", [tx_hash]))
+async def _replay_reason(endpoint: Endpoint, tx_hash: TxHash) -> str | None:
+    replay = decoding.replay_object(await endpoint.rpc.call("eth_getTransactionByHash", [tx_hash]))
     if replay is None:
         return None
     call, number = replay
-    # The state it ran on lies between its parent's and its block's, so each is tried; archive nodes aside, either may
-    # be gone.
+    # It ran on a state between that of the parent block and that of its block, so try both; only archive nodes are sure
+    # to have them.
     for at in (max(number - 1, 0), number):
         try:
             await endpoint.rpc.call("eth_call", [call, hex(at)])

@@ -1,15 +1,14 @@
-"""The bytes of a transaction: encoding, signing, and reading them back.
+"""Encode, sign and decode transactions.
 
     UnsignedTx ──encode_fields──► fields ──signing_hash──► digest ──(a key)──► signature ──seal──► SignedTx
                                     └────────────────────────────────────────────────────────┘
 
-Types 0 (with the chain id of EIP-155), 1 (EIP-2930) and 2 (EIP-1559). Fields are encoded once and serve both the hash
-that is signed and the bytes that go out. A transaction that could not be written without losing something (an access
-list in type 0, a tip that differs from the one price of types 0 and 1, a number out of the protocol's range) is
-refused with `ValueError`; nothing is dropped silently.
+Types 0 (with the chain id of EIP-155), 1 (EIP-2930) and 2 (EIP-1559). Fields are encoded once, for both the signing
+hash and the signed bytes. A transaction that its type can't represent (an access list in type 0, a tip that differs from
+the price in types 0 and 1, a number out of range) raises `ValueError`; nothing is dropped silently.
 
-`decode_signed` accepts exactly the bytes `seal` writes, for any valid signature with a low `s`, and recovers who
-signed them; everything else is `ValueError`.
+`decode_signed` accepts exactly the bytes that `seal` writes, for any valid signature with a low `s`, and recovers the
+sender; everything else raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from fencepost.adapters.evm.keccak import keccak256
 from fencepost.domain.ids import Address, TxHash, parse_address
 from fencepost.domain.transaction import AccessEntry, Call, Fees, SignedTx, TxType, UnsignedTx
 
-RAW_BYTES_MAX = 1024 * 1024  # nodes stop at 128 KiB; private chains may be set higher
+MAX_RAW_BYTES = 1024 * 1024  # nodes stop at 128 KiB; private chains may be set higher
 
-_CHAIN_ID_MAX = 2**63 - 37  # EIP-2294: the v of type 0 still fits 64 bits
-_NONCE_MAX = 2**64 - 2  # EIP-2681
-_UINT64_MAX = 2**64 - 1
-_UINT256_MAX = 2**256 - 1
+_MAX_CHAIN_ID = 2**63 - 37  # EIP-2294: the v of type 0 still fits 64 bits
+_MAX_NONCE = 2**64 - 2  # EIP-2681
+_MAX_UINT64 = 2**64 - 1
+_MAX_UINT256 = 2**256 - 1
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _EIP155_V = 35
 _ADDRESS_BYTES = 20
@@ -39,7 +38,7 @@ _TYPE_BYTE = {tx_type: bytes((tx_type,)) for tx_type in TxType}
 _LEGACY, _DYNAMIC_FEE = (
     TxType.LEGACY,
     TxType.DYNAMIC_FEE,
-)  # found once: every transaction meets them several times
+)  # looked up once: every transaction needs them several times
 _WORD_HEADER = rlp.encode_string(b"\xff" * _WORD_BYTES)[:1]
 
 
@@ -56,21 +55,23 @@ def sign_tx(tx: UnsignedTx, key: PrivateKey) -> SignedTx:
 
 
 def encode_fields(tx: UnsignedTx) -> bytes:
-    """The fields of `tx` in RLP, without the list around them and without what the signature adds."""
+    """Encode the fields of `tx` in RLP, without the enclosing list and without the signature's fields."""
     _check(tx)
     call, fees, nonce = tx.call, tx.fees, rlp.encode_number(tx.nonce)
     to = rlp.EMPTY_STRING if call.to is None else _encode_address(call.to)
     data = rlp.encode_string(call.data) if call.data else rlp.EMPTY_STRING
-    price_to_data = _usual(fees.fee_cap_wei) + _usual(tx.gas) + to + _usual(call.value_wei) + data
+    price_to_data = (
+        _encode_cached(fees.fee_cap_wei) + _encode_cached(tx.gas) + to + _encode_cached(call.value_wei) + data
+    )
     if tx.type is _LEGACY:
         return nonce + price_to_data
     access_list = _encode_access_list(call.access_list) if call.access_list else rlp.EMPTY_LIST
-    tip = _usual(fees.tip_wei) if tx.type is _DYNAMIC_FEE else b""
-    return _usual(tx.chain_id) + nonce + tip + price_to_data + access_list
+    tip = _encode_cached(fees.tip_wei) if tx.type is _DYNAMIC_FEE else b""
+    return _encode_cached(tx.chain_id) + nonce + tip + price_to_data + access_list
 
 
-# What most transactions share: prices, gas limits, and those they go to. A nonce is nobody else's.
-_usual = lru_cache(maxsize=4096)(rlp.encode_number)
+# Values that most transactions share: prices, gas limits and receivers. Nonces differ.
+_encode_cached = lru_cache(maxsize=4096)(rlp.encode_number)
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +90,7 @@ def signing_hash(tx: UnsignedTx, fields: bytes) -> bytes:
 
 
 def seal(tx: UnsignedTx, fields: bytes, signature: bytes) -> SignedTx:
-    """`signature` is r, s and the parity of R's y: 32 + 32 + 1 bytes, as libsecp256k1 gives it."""
+    """Add the signature: r, s and the parity of R's y, 32 + 32 + 1 bytes, as libsecp256k1 returns it."""
     if len(signature) != _SIGNATURE_BYTES or signature[64] > 1:
         raise ValueError("a signature is 64 bytes and a parity of 0 or 1")
     parity, is_legacy = signature[64], tx.type is _LEGACY
@@ -100,20 +101,20 @@ def seal(tx: UnsignedTx, fields: bytes, signature: bytes) -> SignedTx:
 
 
 def _encode_word(word: bytes) -> bytes:
-    """A number of 32 bytes, which hardly ever begin with a zero."""
+    """Encode a number of 32 bytes, which rarely start with a zero."""
     return _WORD_HEADER + word if word[0] else rlp.encode_string(word.lstrip(b"\0"))
 
 
 def decode_signed(raw: bytes) -> DecodedTx:
-    if not 0 < len(raw) <= RAW_BYTES_MAX:
-        raise ValueError(f"a raw transaction has 1 to {RAW_BYTES_MAX} bytes, not {len(raw)}")
+    if not 0 < len(raw) <= MAX_RAW_BYTES:
+        raise ValueError(f"a raw transaction has 1 to {MAX_RAW_BYTES} bytes, not {len(raw)}")
     if raw[0] in (TxType.ACCESS_LIST, TxType.DYNAMIC_FEE):
         tx_type = TxType(raw[0])
         tx, signature = _read_typed(tx_type, _list_of(rlp.decode(raw[1:])))
     elif raw[0] >= 0xC0:  # noqa: PLR2004 - where RLP's lists begin; EIP-2718 types lie below
         tx, signature = _read_legacy(_list_of(rlp.decode(raw)))
     else:
-        raise ValueError(f"transaction type {raw[0]} is not known here")
+        raise ValueError(f"transaction type {raw[0]} is not supported")
     fields = encode_fields(tx)
     sealed = seal(tx, fields, signature)
     if sealed.raw != raw:
@@ -126,12 +127,12 @@ def address_of(public_key: PublicKey) -> Address:
 
 
 def create_address(sender: Address, nonce: int) -> Address:
-    """Where a contract lands that `sender` deploys with `nonce`."""
+    """Compute the address of the contract that `sender` deploys with `nonce`."""
     return Address("0x" + keccak256(rlp.encode((_address_bytes(sender), nonce)))[-_ADDRESS_BYTES:].hex())
 
 
 def checksum_address(address: Address) -> str:
-    """EIP-55: a letter is upper-case where the hash of the lower-case digits has 8 or more."""
+    """Format an address with its EIP-55 checksum: a letter is upper-case where the hash has a digit of 8 or more."""
     digits = address[2:].lower()
     pattern = keccak256(digits.encode()).hex()
     return "0x" + "".join(
@@ -140,7 +141,7 @@ def checksum_address(address: Address) -> str:
 
 
 def parse_checked_address(text: str) -> Address:
-    """An address as a person writes it: letters in one case, or in the mixed case that EIP-55 gives them."""
+    """Parse an address with letters in one case, or with a valid EIP-55 checksum."""
     address = parse_address(text)
     digits = text[2:]
     if digits not in (digits.lower(), digits.upper()) and digits != checksum_address(address)[2:]:
@@ -149,11 +150,11 @@ def parse_checked_address(text: str) -> Address:
 
 
 def _check(tx: UnsignedTx) -> None:
-    if not (1 <= tx.chain_id <= _CHAIN_ID_MAX and 0 <= tx.nonce <= _NONCE_MAX and 0 <= tx.gas <= _UINT64_MAX):
+    if not (1 <= tx.chain_id <= _MAX_CHAIN_ID and 0 <= tx.nonce <= _MAX_NONCE and 0 <= tx.gas <= _MAX_UINT64):
         raise ValueError(f"chain id {tx.chain_id}, nonce {tx.nonce} or gas {tx.gas} is out of range")
-    if not 0 <= tx.call.value_wei <= _UINT256_MAX:
+    if not 0 <= tx.call.value_wei <= _MAX_UINT256:
         raise ValueError(f"value {tx.call.value_wei} is out of range")
-    if not (0 <= tx.fees.fee_cap_wei <= _UINT256_MAX and 0 <= tx.fees.tip_wei <= _UINT256_MAX):
+    if not (0 <= tx.fees.fee_cap_wei <= _MAX_UINT256 and 0 <= tx.fees.tip_wei <= _MAX_UINT256):
         raise ValueError(f"fee cap {tx.fees.fee_cap_wei} or tip {tx.fees.tip_wei} is out of range")
     if tx.type is not _DYNAMIC_FEE and tx.fees.tip_wei != tx.fees.fee_cap_wei:
         raise ValueError("a transaction of type 0 or 1 has one price: tip and fee cap must be equal")
@@ -178,7 +179,7 @@ def _read_typed(tx_type: TxType, items: list[rlp.Decoded]) -> tuple[UnsignedTx, 
         case [chain_id, nonce, tip, cap, gas, to, value, payload, access_list, parity, r, s]:
             pass
         case _:
-            raise ValueError(f"a transaction of type {tx_type:d} has another number of fields")
+            raise ValueError(f"a transaction of type {tx_type:d} has the wrong number of fields")
     tx = UnsignedTx(
         chain_id=rlp.decode_natural(chain_id),
         nonce=rlp.decode_natural(nonce),
@@ -195,10 +196,10 @@ def _read_legacy(items: list[rlp.Decoded]) -> tuple[UnsignedTx, bytes]:
         case [nonce, price, gas, to, value, payload, v, r, s]:
             pass
         case _:
-            raise ValueError("a transaction of type 0 has another number of fields")
+            raise ValueError("a transaction of type 0 has the wrong number of fields")
     chain_id, parity = divmod(rlp.decode_natural(v) - _EIP155_V, 2)
     if chain_id < 1:
-        raise ValueError("the signature names no chain (EIP-155): it would hold on every chain")
+        raise ValueError("the signature has no chain id (EIP-155): it would be valid on every chain")
     price_wei = rlp.decode_natural(price)
     tx = UnsignedTx(
         chain_id=chain_id,

@@ -1,4 +1,4 @@
-"""Keccak-256 as Ethereum uses it (the padding from before FIPS 202: `hashlib.sha3_256` gives other digests)."""
+"""Compute Keccak-256 as Ethereum uses it, with the padding from before FIPS 202: `hashlib.sha3_256` differs."""
 
 from __future__ import annotations
 

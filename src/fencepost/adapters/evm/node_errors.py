@@ -1,12 +1,13 @@
-"""What nodes say to a send, and what it means: the one table, and the function that reads it.
+"""Classify the errors that nodes return for a send: one table, and the function that reads it.
 
 Contract
-- `classify` takes any text and never raises. What no row knows is `UNKNOWN`, and unknown means *possibly sent*.
-- Texts decide, not codes: Besu, Anvil and Reth use one code for different things. A code or an HTTP status is asked
-  only when the text said nothing.
-- Rows are tried from top to bottom, the first that is found anywhere in the text wins, upper and lower case alike. The
+- `classify` takes any text and never raises. A text without a matching row is `UNKNOWN`, which means *possibly sent*.
+- Texts decide, not codes: Besu, Anvil and Reth use one code for different things. A code or an HTTP status counts
+  only if no row matches the text.
+- Rows are tried from top to bottom, the first that matches anywhere in the text wins, ignoring case. The
   order is part of the table: "replacement transaction underpriced" contains "transaction underpriced", and a contract's
   own words (everything behind "execution reverted") must not pass for the node's.
+- Where a text tells the nonce that was expected and the one that came, the numbers decide between too low and too high.
 - An operator's own rows (`extra`) come before all of ours.
 - The message in the result is short and carries no URL, credential or API key: it ends up in rows and logs.
 """
@@ -17,14 +18,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.domain.send import SendCategory, SendResult
+from fencepost.domain.send_result import SendCategory, SendResult
 
 Row = tuple[SendCategory, re.Pattern[str]]
 
-MESSAGE_CHARS_MAX: Final = 300
+MAX_MESSAGE_CHARS: Final = 300
 # Nodes echo calldata and gateways send whole pages; a verdict never stands further in than this.
-_READ_CHARS_MAX: Final = 4096
-_NONCE_MAX: Final = 2**64 - 1
+_MAX_READ_CHARS: Final = 4096
+_MAX_NONCE: Final = 2**64 - 1
 _BUSY_HTTP_STATUSES: Final = frozenset({408, 429, 502, 503})
 # 429: what gateways put into the error object; -32005: "limit exceeded" of EIP-1474.
 _BUSY_RPC_CODES: Final = frozenset({429, -32005})
@@ -33,6 +34,42 @@ _BUSY_RPC_CODES: Final = frozenset({429, -32005})
 def _rows(category: SendCategory, *patterns: str) -> tuple[Row, ...]:
     return tuple((category, re.compile(pattern, re.IGNORECASE)) for pattern in patterns)
 
+
+# Refusals that no retry mends, because they are about the gas limit or the size of these very bytes. By client, as found
+# in the sources of geth, reth, op-reth, revm (Anvil), Nethermind, Erigon, Besu, Linea, Scroll, Hardhat, Ganache, OpenEthereum.
+_GAS_REFUSALS: Final = (
+    r"intrinsic ?gas too ?(?:low|high)",
+    r"IntrinsicGasTooLow",
+    r"\bIntrinsicGas\b",
+    r"intrinsic gas exceeds gas limit",
+    r"gas cost .{0,40}exceeds the gas limit",
+    r"gas floor .{0,40}exceeds the gas limit",
+    r"requires at least \d+ gas",
+    r"floor data (?:gas )?cost",
+    r"transaction gas is too low",
+    r"exceeds (?:the )?block(?:'s)? gas limit",
+    r"exceeds current gas limit",
+    r"exceeds (?:the )?(?:max(?:imum)? )?(?:per-)?transaction gas (?:limit|cap)",
+    r"gas limit (?:is )?too high",
+    r"gas limit .{0,60}greater than the (?:cap|allowed max)",
+    r"TxGasLimitCapExceeded",
+    r"\bGasLimitExceeded",
+    r"supplied gas is beyond limit",
+    r"gas limit reached",
+    r"gas ?uint(?:64)? ?overflow",
+    r"line count for module .{0,80}(?:above|exceeds) the limit",
+)
+_SIZE_REFUSALS: Final = (
+    r"oversized data",
+    r"calldata of transaction is greater than the allowed max",
+    r"field is greater than \d+ bytes",
+    r"max initcode size exceeded",
+    r"init ?code (?:is )?too large",
+    r"initcode size limit",
+    r"RLP ?too ?long",
+    r"MaxTxSizeExceeded",
+    r"transaction (?:is )?too large",
+)
 
 TABLE: Final[tuple[Row, ...]] = (
     # Strangers write what follows these two, so they stand first. Hardhat mines what reverts and complains all the
@@ -45,13 +82,16 @@ TABLE: Final[tuple[Row, ...]] = (
         r"(?<!un)known transaction",
         r"OwnNonceAlreadyUsed",
         r"already ?imported",
-        r"existing txn with same hash",
+        r"existing txn? with same hash",
         r"tx already exists in cache",
     ),
     *_rows(
         SendCategory.ALREADY_MINED,
         r"transaction already finalized",
-        r"(?<!not )(?<!yet )(?<!be )\bmined\b",
+        # A whole text (Erigon), or a plain statement; "has not been mined yet" is none.
+        r"(?:^|: )mined\.?$",
+        r"\balready (?:been )?mined\b",
+        r"\b(?:was|is|has been) mined\b",
     ),
     # Before the nonce rows: "gapped-nonce" is not a gap we made.
     *_rows(
@@ -59,12 +99,29 @@ TABLE: Final[tuple[Row, ...]] = (
         r"in-flight transaction limit reached for delegated accounts",
         r"gapped-nonce tx from delegated accounts",
         r"authority already reserved",
+        r"NotCurrentNonceForDelegation",
+        r"DelegatorHasPendingTx",
+        r"delegation nonce gap",
+        r"delegation authority has pending transaction",
     ),
     *_rows(
         SendCategory.TYPE_CONFLICT,
         r"address already reserved",
         r"pending transaction type conflict",
         r"can't replace blob-txn",
+        r"PendingTxsOfConflictingType",
+    ),
+    # The chain does not know the envelope. geth, Anvil and Hardhat, Ganache, Nethermind, Besu and Erigon, in this order.
+    *_rows(
+        SendCategory.TYPE_NOT_SUPPORTED,
+        r"transaction type not (?:yet )?supported",
+        r"EIP-?1559 style fee params",
+        r"EIP-?(?:1559|2718|2930)\b.{0,60}not (?:supported|enabled|activated)",
+        r"(?:unsupported|invalid|unknown) (?:transaction|tx) type",
+        r"InvalidTxType|UnsupportedTxType|TxTypeNotSupported",
+        r"transaction type \w+ is invalid, accepted transaction types are",
+        r"rlp: expected (?:input )?list for types",  # a node that knows no envelopes at all
+        r"typed transactions? (?:is |are )?not (?:supported|allowed|enabled)",
     ),
     # Before "too low" and "underpriced": these speak of another transaction at the same nonce.
     *_rows(
@@ -75,6 +132,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"there is another tx which has the same nonce",
         r"there is another transaction with same nonce in the queue",
         r"ReplacementNotAllowed",
+        r"replaced by transaction with higher tip",
     ),
     *_rows(
         SendCategory.NONCE_TOO_LOW,
@@ -85,6 +143,9 @@ TABLE: Final[tuple[Row, ...]] = (
         r"InvalidTransaction::Stale",
         r"below sender account nonce",
         r"incorrect account sequence",
+        r"invalid nonce\b",
+        r"nonce .{0,40}lower than account nonce",
+        r"doesn't have the correct nonce",  # ethereumjs, so Ganache: the numbers decide
     ),
     *_rows(
         SendCategory.NONCE_TOO_HIGH,
@@ -93,6 +154,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"nonce ?too ?far ?in ?(?:the ?)?future",
         r"too distant from current sender nonce",
         r"an invalid transaction with a lower nonce exists",
+        r"nonce .{0,40}higher than account nonce",
     ),
     *_rows(
         SendCategory.FEE_CAP_EXCEEDED,
@@ -104,6 +166,7 @@ TABLE: Final[tuple[Row, ...]] = (
         SendCategory.FATAL,
         r"tip (?:is )?(?:above|higher than) (?:the )?fee cap",
         r"priority ?fee ?per ?gas.{0,40}(?:higher|greater|above|exceeds).{0,40}max ?fee ?per ?gas",
+        r"max (?:priority )?fee per gas higher than 2\^256-1",
     ),
     *_rows(
         SendCategory.UNDERPRICED,
@@ -115,6 +178,8 @@ TABLE: Final[tuple[Row, ...]] = (
         r"too low for the next block",
         r"gas ?price is less than gas price minimum",
         r"gas price too low",
+        r"gas price supplied is too low",
+        r"priority fee below minimum required",
     ),
     *_rows(
         SendCategory.POOL_FULL,
@@ -134,6 +199,8 @@ TABLE: Final[tuple[Row, ...]] = (
         r"would cause overdraft",
         r"upfront cost exceeds account balance",
         r"(?:not|n't have) enough funds",
+        r"insufficient l1 ?data ?fee",
+        r"\black of funds",
     ),
     *_rows(
         SendCategory.TERMINALLY_STUCK,
@@ -142,21 +209,34 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     *_rows(
         SendCategory.FATAL,
-        r"intrinsic gas too (?:low|high)",
-        r"intrinsic gas exceeds gas limit",
-        r"floor data gas cost",
-        r"exceeds (?:the )?block gas limit",
-        r"transaction gas limit too high",
-        r"gas limit reached",
-        r"oversized data",
-        r"max initcode size exceeded",
+        *_GAS_REFUSALS,
+        *_SIZE_REFUSALS,
         r"invalid sender",
         r"invalid signature",
         r"sender (?:is )?not an eoa",
+        r"SenderIsContract",
+        r"senders? with deployed code",
+        r"(?:failed to (?:resolve|recover)|FailedToResolve) ?sender",
+        r"InvalidTxSignature",
+        r"invalid transaction v, r, s values",
+        r"sender account not authorized",
+        r"(?:sender|recipient|code) is banned",
+        r"is blocked as appearing on the",
+        r"transaction is not permitted",
+        r"plugin has marked the transaction as invalid",
+        r"nonce has max value",
+        r"nonce overflow",
+        r"negative value",
+        r"(?:transaction|int256) ?(?:cost )?overflow",
+        r"InvalidTxChainId",
+        r"ChainId (?:not supported|is required)",
         r"invalid chain ?id",
         r"wrong chain ?id",
-        r"unsupported transaction type",
-        r"transaction type not supported",
+        r"invalid transaction type",
+        r"InvalidTxType",
+        r"NotSupportedTxType",
+        r"fork supporting this transaction type is not activated",
+        r"before Berlin should not have access list",
         r"only replay-protected .{0,20}transactions allowed",
         r"forbidden sender address",
     ),
@@ -183,6 +263,17 @@ _CHAIN_NONCE: Final = tuple(
         r"allowed nonce range: (\d{1,20})",
         r"below sender account nonce (\d{1,20})",
         r"account sequence mismatch, expected (\d{1,20})",
+        r"nonce.{0,20}\bexpected:? (\d{1,20})",
+        r"account has nonce of: (\d{1,20})",
+    )
+)
+# Both numbers, where a text that fits either case tells them: "expected 5, got 7" is a nonce that is too high.
+_NONCE_EXPECTED_AND_GOT: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"expected(?: nonce)?(?: to be)?:? (?P<expected>\d{1,20})[,;]?(?: but)? got:? (?P<got>\d{1,20})",
+        r"got:? (?P<got>\d{1,20})[,;]? expected:? (?P<expected>\d{1,20})",
+        r"account has nonce of: (?P<expected>\d{1,20}) tx has nonce of: (?P<got>\d{1,20})",
     )
 )
 _NONCE_CATEGORIES: Final = frozenset({SendCategory.NONCE_TOO_LOW, SendCategory.NONCE_TOO_HIGH})
@@ -203,9 +294,9 @@ _SECRETS: Final = (
 )
 
 
-def shorten(text: str, *, chars_max: int = MESSAGE_CHARS_MAX) -> str:
-    """The text on one line, without what looks like a URL or a credential, and at most `chars_max` long."""
-    line = " ".join(text[:_READ_CHARS_MAX].split())
+def shorten(text: str, *, chars_max: int = MAX_MESSAGE_CHARS) -> str:
+    """Return the text on one line, without URLs and credentials, at most `chars_max` long."""
+    line = " ".join(text[:_MAX_READ_CHARS].split())
     line = "".join(char for char in line if char.isprintable())
     for pattern, instead in _SECRETS:
         line = pattern.sub(instead, line)
@@ -219,12 +310,15 @@ def classify(
     http_status: int | None = None,
     extra: Sequence[Row] = (),
 ) -> SendResult:
-    text = message[:_READ_CHARS_MAX]
+    text = message[:_MAX_READ_CHARS]
     category = _category(text, extra)
     if category is None:
         busy = http_status in _BUSY_HTTP_STATUSES or rpc_code in _BUSY_RPC_CODES
         category = SendCategory.NODE_NOT_READY if busy else SendCategory.UNKNOWN
-    chain_nonce = _chain_nonce(text) if category in _NONCE_CATEGORIES else None
+    chain_nonce = None
+    if category in _NONCE_CATEGORIES:
+        chain_nonce = _chain_nonce(text)
+        category = _low_or_high(text) or category
     return SendResult(category=category, message=shorten(text), chain_nonce=chain_nonce)
 
 
@@ -235,9 +329,19 @@ def _category(text: str, extra: Sequence[Row]) -> SendCategory | None:
     return None
 
 
+def _low_or_high(text: str) -> SendCategory | None:
+    """Compare the two nonces in the text, if it has both; some nodes use the same words for both cases."""
+    for pattern in _NONCE_EXPECTED_AND_GOT:
+        if found := pattern.search(text):
+            expected, got = int(found["expected"]), int(found["got"])
+            if got != expected:
+                return SendCategory.NONCE_TOO_HIGH if got > expected else SendCategory.NONCE_TOO_LOW
+    return None
+
+
 def _chain_nonce(text: str) -> int | None:
     for pattern in _CHAIN_NONCE:
         if found := pattern.search(text):
             nonce = int(found[1])
-            return nonce if nonce <= _NONCE_MAX else None
+            return nonce if nonce <= _MAX_NONCE else None
     return None

@@ -1,6 +1,6 @@
-"""Receipts of one endpoint, and what several of them said of the same transaction.
+"""Read receipts from endpoints, and merge what several endpoints return for one transaction.
 
-In the place of a receipt that could not be read stands why: it fails only those who asked for it.
+A receipt that can't be read is represented by its error, which fails only the callers that requested it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fencepost.adapters.evm import answers
+from fencepost.adapters.evm import decoding
 from fencepost.adapters.evm.endpoints import Endpoint
 from fencepost.domain.ids import TxHash
-from fencepost.domain.managed import Receipt
+from fencepost.domain.transaction_state import Receipt
 from fencepost.errors import RpcError, RpcUnavailable
 
 Found = Receipt | RpcError | None
@@ -22,9 +22,9 @@ def calls(hashes: Sequence[TxHash]) -> list[tuple[str, Sequence[Any]]]:
 
 
 async def ask(endpoint: Endpoint, hashes: Sequence[TxHash]) -> list[Found]:
-    """Raises when not one answer is usable, so that another endpoint is asked."""
-    said = await endpoint.rpc.batch(calls(hashes))
-    found = [read(endpoint, *pair) for pair in zip(hashes, said, strict=True)]
+    """Fetch receipts from one endpoint; raise if no response is usable, so that another endpoint is tried."""
+    responses = await endpoint.rpc.batch(calls(hashes))
+    found = [read(endpoint, *pair) for pair in zip(hashes, responses, strict=True)]
     if isinstance(found[0], RpcError) and all(isinstance(receipt, RpcError) for receipt in found):
         raise found[0]
     return found
@@ -34,7 +34,7 @@ def read(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Found:
     if isinstance(answer, RpcError):
         return answer
     try:
-        receipt = answers.receipt(answer, asked=tx_hash)
+        receipt = decoding.receipt(answer, requested_hash=tx_hash)
     except RpcUnavailable as error:
         return error
     if receipt is not None and receipt.tx_hash != tx_hash:
@@ -43,7 +43,7 @@ def read(endpoint: Endpoint, tx_hash: TxHash, answer: object) -> Found:
 
 
 def usable(found: Sequence[Found]) -> list[Receipt | None]:
-    """As it is; raises what stands in the place of a receipt."""
+    """Return the receipts; raise the first error among them."""
     receipts: list[Receipt | None] = []
     for receipt in found:
         if isinstance(receipt, RpcError):
@@ -53,11 +53,11 @@ def usable(found: Sequence[Found]) -> list[Receipt | None]:
 
 
 def best_of(found: Sequence[Found]) -> Found:
-    """What several endpoints said of one transaction: a receipt before an error, an error before nothing."""
+    """Merge the responses of several endpoints for one transaction: a receipt wins over an error, an error over none."""
     receipt = next((one for one in found if isinstance(one, Receipt)), None)
     return receipt or next((one for one in found if one is not None), None)
 
 
-def each(said: list[Found] | RpcError, count: int) -> Sequence[Found]:
-    """What an endpoint said to each; one that failed as a whole said the same to all."""
-    return [said] * count if isinstance(said, RpcError) else said
+def each(responses: list[Found] | RpcError, count: int) -> Sequence[Found]:
+    """Return an endpoint's response per transaction; a request that failed as a whole is the response to all."""
+    return [responses] * count if isinstance(responses, RpcError) else responses

@@ -1,8 +1,7 @@
-"""Why a call reverted, from the bytes it left behind.
+"""Decode why a call reverted, from its revert data or the endpoint's error.
 
-Contract: nothing here raises, whatever a node may answer. The bytes are written by
-contracts of strangers, so lengths in them are checked against what is there, and every text that comes out is bounded
-and printable. Bytes that claim to be `Error(string)` or `Panic(uint256)` and are malformed are shown raw.
+Contract: nothing here raises. Any contract can write the bytes, so their lengths are checked, and every text is bounded
+and printable. Bytes that start like `Error(string)` or `Panic(uint256)` but are malformed are shown in hex.
 """
 
 from __future__ import annotations
@@ -10,17 +9,22 @@ from __future__ import annotations
 import re
 from typing import Final
 
-TEXT_CHARS_MAX: Final = 200
-_RAW_BYTES_MAX: Final = 36  # the selector and the first word tell which custom error it was
+MAX_TEXT_CHARS: Final = 200
+_MAX_RAW_BYTES: Final = 36  # the selector and the first word tell which custom error it was
 _WORD: Final = 32
 _ERROR_SELECTOR: Final = bytes.fromhex("08c379a0")
 _PANIC_SELECTOR: Final = bytes.fromhex("4e487b71")
-_NESTING_MAX: Final = 4
+_MAX_NESTING: Final = 4
 _HEX: Final = re.compile(r"0x([0-9a-fA-F]*)\Z")
 
-# What says that the code ran and failed, as opposed to a call the node wouldn't run.
+# Texts that say that the code ran and failed, not that the endpoint refused to run it.
 _EXECUTED: Final = re.compile(
-    r"revert|VM execution error|VM exception|invalid opcode|invalid jump|out of gas", re.IGNORECASE
+    r"revert|VM execution error|VM exception|EVM error|invalid ?(?:fe)? ?opcode|opcode .{0,20}not defined|bad ?instruction"
+    r"|invalid jump|out ?of ?gas|gas required exceeds|intrinsic ?gas|floor data (?:gas )?cost|requires at least \d+ gas"
+    r"|stack (?:underflow|overflow|limit reached)|write protection|contract address collision"
+    r"|max (?:init)?code size exceeded|init ?code too large|invalid code: must not begin with 0xef"
+    r"|could not be completed due to an exception",
+    re.IGNORECASE,
 )
 _REASON_IN_TEXT: Final = re.compile(r"(?:execution|transaction) reverted:?\s*(.*)", re.IGNORECASE)
 _REVERT_RPC_CODE: Final = 3
@@ -42,7 +46,7 @@ PANICS: Final = {
 
 
 def decode_revert(data: bytes) -> str:
-    """One line for a person: the contract's own text, the panic's name, or the raw bytes."""
+    """Describe revert data in one line: the contract's text, the name of the panic, or the raw bytes."""
     if not data:
         return NO_REASON
     selector, body = data[:4], data[4:]
@@ -50,16 +54,16 @@ def decode_revert(data: bytes) -> str:
         return _printable(text) or NO_REASON
     if selector == _PANIC_SELECTOR and len(body) >= _WORD:
         code = int.from_bytes(body[:_WORD], "big")
-        return f"panic 0x{code:02x}: {PANICS[code]}" if code in PANICS else f"panic {_shown(body[:_WORD])}"
-    return f"custom error {_shown(data)}"
+        return f"panic 0x{code:02x}: {PANICS[code]}" if code in PANICS else f"panic {_hex_text(body[:_WORD])}"
+    return f"custom error {_hex_text(data)}"
 
 
 def revert_data(answer: object) -> bytes | None:
-    """The revert bytes in the `data` of a JSON-RPC error, wherever the node put them; None if there are none.
+    """Find the revert bytes in the `data` of a JSON-RPC error, wherever the node put them; None if there are none.
 
     geth, besu and anvil: `"0x…"`. parity and old nethermind: `"Reverted 0x…"`. hardhat: `{"data": "0x…"}`, nested.
     """
-    for _ in range(_NESTING_MAX):
+    for _ in range(_MAX_NESTING):
         if isinstance(answer, dict):
             answer = answer.get("data", answer.get("result"))
             continue
@@ -73,18 +77,18 @@ def revert_data(answer: object) -> bytes | None:
 
 
 def refusal_reason(message: str, *, rpc_code: int | None, data: object) -> str | None:
-    """Why the code failed, from a node's refusal of a dry run; None when the refusal was about something else."""
+    """Return why a dry run failed in the code; None if the endpoint's error has another cause."""
     if rpc_code != _REVERT_RPC_CODE and not _EXECUTED.search(message):
         return None
     if found := revert_data(data):
         return decode_revert(found)
-    if in_text := _REASON_IN_TEXT.search(message):
-        return _printable(in_text[1]) or NO_REASON
+    if match := _REASON_IN_TEXT.search(message):
+        return _printable(match[1]) or NO_REASON
     return _printable(message) or NO_REASON
 
 
 def _string(body: bytes) -> str | None:
-    """The only argument of an ABI-encoded call, if it is a string; None when offset or length lead outside."""
+    """Decode the only argument of an ABI-encoded call as a string; return None if offset or length are out of bounds."""
     offset = int.from_bytes(body[:_WORD], "big")
     if len(body) < 2 * _WORD or offset > len(body) - _WORD:
         return None
@@ -92,16 +96,16 @@ def _string(body: bytes) -> str | None:
     length = int.from_bytes(body[offset:start], "big")
     if length > len(body) - start:
         return None
-    # Four bytes a character is the most UTF-8 takes; what lies behind is cut anyway.
-    return body[start : start + min(length, 4 * TEXT_CHARS_MAX)].decode("utf-8", errors="replace")
+    # UTF-8 takes at most four bytes per character; the rest would be cut anyway.
+    return body[start : start + min(length, 4 * MAX_TEXT_CHARS)].decode("utf-8", errors="replace")
 
 
 def _printable(text: str) -> str:
     line = "".join(char if char.isprintable() else " " for char in text).strip()
-    return line if len(line) <= TEXT_CHARS_MAX else line[: TEXT_CHARS_MAX - 1] + "…"
+    return line if len(line) <= MAX_TEXT_CHARS else line[: MAX_TEXT_CHARS - 1] + "…"
 
 
-def _shown(data: bytes) -> str:
-    if len(data) <= _RAW_BYTES_MAX:
+def _hex_text(data: bytes) -> str:
+    if len(data) <= _MAX_RAW_BYTES:
         return f"0x{data.hex()}"
-    return f"0x{data[:_RAW_BYTES_MAX].hex()}… ({len(data)} bytes)"
+    return f"0x{data[:_MAX_RAW_BYTES].hex()}… ({len(data)} bytes)"

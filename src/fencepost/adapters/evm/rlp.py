@@ -1,4 +1,4 @@
-"""RLP, the encoding of everything that is hashed on an EVM chain.
+"""Encode and decode RLP, the encoding of everything that is hashed on an EVM chain.
 
 An item is a byte string, a natural number (big-endian, no leading zeros, zero is the empty string) or a sequence of
 items. `encode` turns it into bytes, `encode_number` and `encode_string` do where the kind is known; `wrap_list` makes a list of items that are encoded already, so that a
@@ -18,10 +18,10 @@ Decoded: TypeAlias = "bytes | list[Decoded]"
 
 _STRING = 0x80
 _LIST = 0xC0
-_SHORT_MAX = 55  # the longest payload whose length fits the first byte
-_BYTE = tuple(bytes((value,)) for value in range(256))  # headers, made once
+_MAX_SHORT = 55  # the longest payload whose length fits the first byte
+_BYTE = tuple(bytes((value,)) for value in range(256))  # headers, built once
 EMPTY_STRING, EMPTY_LIST = _BYTE[_STRING], _BYTE[_LIST]
-_DEPTH_MAX = 16  # a transaction needs 4; the bound keeps hostile input off the interpreter's stack
+_MAX_DEPTH = 16  # a transaction needs 4; the bound keeps hostile input off the interpreter's stack
 
 
 def encode(item: Item) -> bytes:
@@ -36,14 +36,14 @@ def encode_number(value: int) -> bytes:
     if 0 < value < _STRING:
         return _BYTE[value]
     size = (value.bit_length() + 7) // 8
-    if value < 0 or size > _SHORT_MAX:
+    if value < 0 or size > _MAX_SHORT:
         return encode_string(encode_natural(value))
     return _BYTE[_STRING + size] + value.to_bytes(size, "big")
 
 
 def encode_string(data: bytes) -> bytes:
     size = len(data)
-    if size > _SHORT_MAX:
+    if size > _MAX_SHORT:
         return _header(_STRING, size) + data
     if size == 1 and data[0] < _STRING:
         return data
@@ -69,23 +69,23 @@ def decode_natural(data: Decoded) -> int:
 
 
 def decode(data: bytes) -> Decoded:
-    item, end = _decode_at(data, 0, len(data), _DEPTH_MAX)
+    item, end = _decode_at(data, 0, len(data), _MAX_DEPTH)
     if end != len(data):
         raise ValueError("bytes after the end of the item")
     return item
 
 
 def _header(base: int, size: int) -> bytes:
-    if size <= _SHORT_MAX:
+    if size <= _MAX_SHORT:
         return _BYTE[base + size]
     if size < len(_BYTE):
-        return _BYTE[base + _SHORT_MAX + 1] + _BYTE[size]
+        return _BYTE[base + _MAX_SHORT + 1] + _BYTE[size]
     size_bytes = encode_natural(size)
-    return _BYTE[base + _SHORT_MAX + len(size_bytes)] + size_bytes
+    return _BYTE[base + _MAX_SHORT + len(size_bytes)] + size_bytes
 
 
 def _decode_at(data: bytes, at: int, end: int, depth: int) -> tuple[Decoded, int]:
-    """One item that starts at `at` and may not pass `end`, and where it stopped."""
+    """Decode the item at `at`, which must end by `end`; return it and its end."""
     if at >= end:
         raise ValueError("an item is missing")
     first = data[at]
@@ -95,7 +95,7 @@ def _decode_at(data: bytes, at: int, end: int, depth: int) -> tuple[Decoded, int
     start, stop = _payload(data, at, end, first - base)
     if base == _STRING:
         if stop - start == 1 and data[start] < _STRING:
-            raise ValueError("a single small byte stands behind a header")
+            raise ValueError("a byte below 0x80 has a length prefix")
         return data[start:stop], stop
     if depth == 0:
         raise ValueError("lists are nested too deeply")
@@ -109,13 +109,13 @@ def _decode_at(data: bytes, at: int, end: int, depth: int) -> tuple[Decoded, int
 def _payload(data: bytes, at: int, end: int, code: int) -> tuple[int, int]:
     start = at + 1
     size = code
-    if code > _SHORT_MAX:
-        start += code - _SHORT_MAX
+    if code > _MAX_SHORT:
+        start += code - _MAX_SHORT
         if start > end:
             raise ValueError("a length is cut short")
         size = decode_natural(data[at + 1 : start])
-        if size <= _SHORT_MAX:
-            raise ValueError("a length could have been shorter")
+        if size <= _MAX_SHORT:
+            raise ValueError("a length is not minimal")
     if start + size > end:
         raise ValueError("an item is cut short")
     return start, start + size

@@ -1,0 +1,1 @@
+"""Call other Fencepost nodes over HTTP."""

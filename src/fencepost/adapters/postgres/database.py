@@ -1,15 +1,16 @@
-"""The pool, and what every connection of ours is held to.
+"""Open connection pools, set and check every connection, and record which chains the database was used with.
 
-Connections carry time-outs derived from the lease: a client that is paused inside a transaction must not hold a lease
-row for long, because a take-over waits for it. `transaction_timeout` exists from PostgreSQL 17 on; before that the
-idle time-out does it, together with transactions that are one message long. Isolation is READ COMMITTED throughout.
+Time-outs are derived from the lease: a client that is paused inside a transaction must not lock a lease row for long,
+because a take-over waits for it. `transaction_timeout` exists from PostgreSQL 17 on; before that, the idle time-out is enough,
+because transactions are one message long. The isolation level is READ COMMITTED throughout.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from fencepost.adapters.postgres.pool import Pool
-from fencepost.errors import DatabaseUnusable
+from fencepost.adapters.postgres.queries import sql
+from fencepost.domain.ids import BlockHash
+from fencepost.errors import DatabaseUnusable, RpcUnavailable
 
 if TYPE_CHECKING:
     # asyncpg's classes are generic for the type checker only.
@@ -25,12 +28,14 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
+_log = logging.getLogger(__name__)
+
 OLDEST_SERVER = 15
 TRANSACTION_TIMEOUT_SINCE = 17
 
-# Every statement of ours finds its rows by keys, so one plan is right for all its arguments: it is made once and kept
-# (planning a commit of one row takes longer than the commit). One that was made while a table was small must not read
-# all of it when it has grown. None is worth starting other processes for.
+# Every statement finds its rows by keys, so one generic plan is right for all arguments (planning a commit of one row takes
+# longer than running it). A plan made while a table was small must not scan the table after it has grown. No statement
+# benefits from JIT or parallel workers.
 PLANNING = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -38,10 +43,13 @@ PLANNING = {
     "max_parallel_workers_per_gather": "0",
 }
 
+# Each try sees the histories that other nodes have recorded meanwhile.
+_HISTORY_TRIES = 3
+
 LEASE_CONNECTIONS = 2
 LEASE_ANSWER_SHARE = 0.5  # of the lease's duration
 
-# What a connection attempt can end in, apart from success: each is told to a person in one line.
+# The errors of a connection attempt; `unusable` turns each into one line for the operator.
 # (A port above 65535 is an OverflowError.)
 CONNECT_ERRORS = (
     OSError,
@@ -53,18 +61,18 @@ CONNECT_ERRORS = (
     OverflowError,
 )
 
-# The database is away, overloaded or about to restart: the same call may succeed later. Everything else that it says
-# is a mistake of ours, and must look like one.
+# The database is down, overloaded or restarting: the same call may succeed later. Any other error is a bug in Fencepost
+# and must look like one.
 _FAILURES = (
-    OSError,  # TimeoutError and every kind of broken connection are among them
+    OSError,  # includes TimeoutError and every kind of broken connection
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the server ended the session while a statement was under way
+    asyncpg.InternalClientError,  # the server closed the connection while a statement was running
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
     asyncpg.TransactionRollbackError,
     asyncpg.LockNotAvailableError,
-    asyncpg.InvalidTransactionStateError,  # a transaction's time is over, or the server became read-only
+    asyncpg.InvalidTransactionStateError,  # a transaction timed out, or the server became read-only
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
@@ -72,7 +80,7 @@ _FAILURES = (
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a connection may hold things up, from the lease's duration."""
+    """Time-outs of a connection, derived from the lease's duration."""
 
     idle_in_transaction_ms: int
     transaction_ms: int
@@ -95,14 +103,23 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Which cluster, and which of its histories: a change means that commits may have been lost."""
+    """The cluster, its timeline and the database: a change means that commits may have been lost."""
 
     system_id: int
     timeline: int
+    database_oid: int
 
 
-class History:
-    """Watches which history the connections meet: every new one is asked before it is used for anything else."""
+@dataclass(frozen=True, slots=True)
+class RecordedHistory:
+    """The current history of the database, from the table `database_history`."""
+
+    number: int  # the upper bits of fencing tokens
+    epoch: int  # the first key of the journal's order
+
+
+class DatabaseHistory:
+    """Watches the identity of the server: every new connection is checked before its first use."""
 
     def __init__(self) -> None:
         self.known: ServerIdentity | None = None
@@ -122,12 +139,12 @@ async def open_pool(
     connect_timeout_s: float,
     lease_duration_s: float,
     application: str,
-    history: History | None = None,
+    history: DatabaseHistory | None = None,
     answer_within_s: float | None = None,
 ) -> AsyncIterator[Pool]:
-    """A pool whose connections are checked and bounded; what is wrong with the server is said in one line.
+    """Open a pool whose connections are checked and have time-outs; raise `DatabaseUnusable` with one line if that fails.
 
-    A statement may take `answer_within_s`, else as long as a lease or a connection attempt, whichever is longer.
+    A statement may take `answer_within_s`; by default as long as a lease or a connection attempt, whichever is longer.
     """
     timeouts = Timeouts.for_lease(lease_duration_s)
 
@@ -136,9 +153,12 @@ async def open_pool(
         require_supported(major)
         await connection.execute(timeouts.statements(major))
         if await connection.fetchval("SELECT pg_is_in_recovery()"):
-            raise DatabaseUnusable("the server is a read-only replica: give the DSN of the primary")
+            raise DatabaseUnusable("the server is a read-only replica: set database.dsn to the primary")
         if history is not None:
             history.met(await identify(connection))
+            recorded = await current_history(connection)
+            # A connection never changes its database, so all that it writes to the journal belongs to this epoch.
+            await connection.execute("SELECT set_config('fencepost.epoch', $1, false)", str(recorded.epoch))
 
     try:
         driver = await asyncpg.create_pool(
@@ -147,7 +167,7 @@ async def open_pool(
             max_size=size,
             timeout=connect_timeout_s,
             init=prepare,
-            reset=_as_it_is,
+            reset=_keep_session,
             command_timeout=answer_within_s or max(lease_duration_s, connect_timeout_s),
             server_settings={"application_name": application, **PLANNING},
         )
@@ -162,10 +182,10 @@ async def open_pool(
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The connections of a node. Leases have their own, so that no crowd and no slow statement delays a renewal.
+    """The connections of a node. Leases have their own, so that neither load nor a slow statement delays a renewal.
 
-    `renewing` says that we live (leases, heartbeats); `moving` seeks, takes and gives back leases. Each is a single
-    connection, and a statement that hangs there is given up while the lease can still be renewed.
+    `renewing` renews leases and sends heartbeats; `moving` finds, acquires and releases leases. Each is a single connection,
+    and a statement that hangs there times out while the lease can still be renewed.
     """
 
     work: Pool
@@ -181,9 +201,9 @@ async def open_pools(
     connect_timeout_s: float,
     lease_duration_s: float,
     application: str,
-    history: History,
+    history: DatabaseHistory,
 ) -> AsyncIterator[Pools]:
-    """`size` connections in all."""
+    """Open the pools of a node, with `size` connections in total."""
     opened = partial(
         open_pool,
         dsn,
@@ -203,54 +223,96 @@ async def open_pools(
 
 def require_supported(server_major: int) -> None:
     if server_major < OLDEST_SERVER:
-        raise DatabaseUnusable(f"PostgreSQL {server_major} is too old: {OLDEST_SERVER} or later is needed")
+        raise DatabaseUnusable(f"PostgreSQL {server_major} is too old: upgrade to {OLDEST_SERVER} or later")
 
 
-async def _as_it_is(_connection: Connection) -> None:
-    """Back in the pool, a connection keeps its time-outs: the driver's own reset would undo them (RESET ALL).
+async def _keep_session(_connection: Connection) -> None:
+    """Keep a released connection as it is: asyncpg's own reset would undo its time-outs (RESET ALL).
 
-    Nothing here changes a session after it was prepared, and the driver ends an open transaction in any case.
+    No statement changes connection settings after `prepare`, and asyncpg ends an open transaction in any case.
     """
 
 
 async def close_pool(pool: Pool, within_s: float = 2.0) -> None:
-    """Politely first; a connection that hangs is cut."""
+    """Close the pool gracefully; terminate connections that are still open after `within_s`."""
     try:
         async with asyncio.timeout(within_s):
             await pool.close()
     except TimeoutError:
-        pool.terminate()
+        await pool.terminate()
 
 
 async def identify(connection: Connection) -> ServerIdentity:
     row = await connection.fetchrow(
         "SELECT (SELECT system_identifier FROM pg_control_system()) AS system_id,"
-        " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint AS timeline"
+        " ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint AS timeline,"
+        " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid"
     )
     if row is None:
-        raise DatabaseUnusable("the server does not say who it is")
-    return ServerIdentity(system_id=row["system_id"], timeline=row["timeline"])
+        raise DatabaseUnusable("the server does not report its identity: check that it is PostgreSQL")
+    return ServerIdentity(row["system_id"], row["timeline"], row["database_oid"])
+
+
+async def current_history(connection: Connection) -> RecordedHistory:
+    """Return the history of this database; record a new one first if the identity differs from the recorded one.
+
+    Any number of nodes may do this at once: one row is written, and all of them return it. A connection never changes
+    its server or its database, so the answer stays right for as long as the connection lives.
+    """
+    for _ in range(_HISTORY_TRIES):
+        row = await connection.fetchrow(sql("history_current"))
+        if row is not None:
+            return RecordedHistory(row["history"], row["epoch"])
+        started = await connection.fetchrow(sql("history_begins"))
+        if started is not None:
+            _log.warning(
+                "%s (system identifier %d, timeline %d, database oid %d): commits may be missing, so every signer's"
+                " nonces are compared with the chain before new ones are used",
+                "this database is a copy of the one that was used before"
+                if started["is_copy"]
+                else "this database server was promoted",
+                started["system_id"],
+                started["timeline"],
+                started["database_oid"],
+            )
+    raise DatabaseUnusable(
+        "the table database_history keeps changing: if a restore is running, start Fencepost after it has ended"
+    )
 
 
 def is_failure(error: BaseException) -> bool:
     return isinstance(error, _FAILURES)
 
 
+@contextmanager
+def start_failures_explained() -> Iterator[None]:
+    """Turn a failure of the database during a node's start into one line for a person."""
+    try:
+        yield
+    except Exception as error:
+        if not is_failure(error):
+            raise
+        raise DatabaseUnusable(
+            f"database: the connection was lost or did not answer during the start ({type(error).__name__}):"
+            " start the node again when the database answers"
+        ) from error
+
+
 def unusable(error: BaseException) -> DatabaseUnusable:
-    """One line for a person, without the password that a DSN may carry."""
+    """Describe a connection error in one line, without the password that a DSN may contain."""
     match error:
         case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
-            hint = "the server refuses this user or password: check database.dsn"
+            hint = "the server rejected the user or password: check database.dsn"
         case asyncpg.InvalidCatalogNameError():
             hint = "the database does not exist: create it, or name another one in database.dsn"
         case asyncpg.InsufficientPrivilegeError():
-            hint = f"this user lacks a right: {error}"
+            hint = f"the user lacks a privilege: {error}"
         case asyncpg.TooManyConnectionsError():
             hint = "the server has no connection left: lower database.pool_size or raise max_connections"
         case TimeoutError():
-            hint = "no answer in time: check host and port in database.dsn"
+            hint = "the server did not respond in time: check host and port in database.dsn"
         case ConnectionRefusedError():
-            hint = "nothing listens there: check host and port in database.dsn, or leave it empty for an embedded server"
+            hint = "connection refused: check host and port in database.dsn, or leave it empty for an embedded server"
         case OSError():
             hint = f"not reachable ({error.strerror or type(error).__name__}): check host and port in database.dsn"
         case ValueError() | OverflowError() | asyncpg.InterfaceError():
@@ -258,3 +320,16 @@ def unusable(error: BaseException) -> DatabaseUnusable:
         case _:
             hint = f"{type(error).__name__}: {error}"
     return DatabaseUnusable(f"database: {hint}")
+
+
+async def confirm_genesis(pool: Pool, chain_id: int, genesis: BlockHash) -> BlockHash:
+    """Store the first block of a chain if the chain is new to this database; return the stored one."""
+    try:
+        return BlockHash(await pool.fetchval(sql("chain_genesis"), chain_id, genesis))
+    except Exception as error:
+        if not is_failure(error):
+            raise
+        raise RpcUnavailable(
+            f"chain {chain_id} can't be used yet: its first block could not be compared with the database"
+            f" ({type(error).__name__})"
+        ) from error

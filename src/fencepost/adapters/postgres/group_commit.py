@@ -1,8 +1,8 @@
-"""Many callers, one statement: what arrives while a batch is on its way becomes the next batch.
+"""Batch the items of many callers into one statement: items that arrive while a batch runs form the next batch.
 
-There is no fixed delay: a batch closes when the one before returns, or at the end of the loop's turn in which its first
-caller came. So a lone caller waits for nobody, and a crowd, which often comes in one turn, shares the cost of a commit.
-Each caller gets its own result; an error of the batch reaches everyone in it, because nobody can know what it did.
+There is no fixed delay: a batch closes when the previous one returns, or at the end of the event loop iteration in which its
+first item arrived. So a single caller does not wait, and callers that arrive together share the cost of a commit. Each
+caller gets its own result; an error of the batch is raised to every caller in it, because the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# What it brought, who waits, and whether for a list: results of one who brought several come together.
+# The items, the caller's future, and whether the future gets a list of results or a single one.
 _Caller = tuple[Sequence[Item], asyncio.Future[Any], bool]
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Runs `flush` over batches of at most `most_items`, up to `parallel` at a time, while it is entered."""
+    """Run `flush` over batches of at most `max_items`, up to `parallel` at a time."""
 
     def __init__(
         self,
         flush: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
         *,
-        most_items: int,
+        max_items: int,
         parallel: int,
-        beside_after_s: float | Callable[[], float] = 0.0,
+        overlap_after_s: float | Callable[[], float] = 0.0,
         few: int = 0,
     ) -> None:
-        """A batch begins beside another only when that has taken `beside_after_s`: until then it may grow instead.
+        """Create it; batches overlap only under these conditions.
 
-        Beside one of a `few` items it begins at once: then nobody comes in crowds, and waiting would gain nothing.
+        A batch starts while another one runs only after that one has run for `overlap_after_s`: until then the new batch
+        grows. If the running batch has at most `few` items, the new one starts at once: load is low, and waiting would
+        save nothing.
         """
         self._flush = flush
-        self._most_items = most_items
+        self._max_items = max_items
         self._parallel = parallel
         self._free = parallel
-        self._beside_after_s = beside_after_s if callable(beside_after_s) else lambda: beside_after_s
+        self._overlap_after_s = overlap_after_s if callable(overlap_after_s) else lambda: overlap_after_s
         self._few = few
-        self._begun_s = 0.0  # the youngest batch
-        self._begun_items = 0
-        self._ended_s = -math.inf  # the last batch
+        self._started_s = 0.0  # start of the latest batch
+        self._started_items = 0
+        self._ended_s = -math.inf  # end of the last batch
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closing = False  # a batch will begin when this turn of the loop is over
+        self._is_closing = False  # a batch will start at the end of this event loop iteration
         self._waiting: deque[_Caller[Item]] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -54,11 +56,11 @@ class GroupCommit(Generic[Item, Result]):
         return await self.put(item)
 
     def put(self, item: Item) -> asyncio.Future[Result]:
-        """As `submit`, for whoever does not wait in a task."""
+        """Submit an item and return a future of its result, for callers that are not coroutines."""
         return self._put((item,), is_several=False)
 
     async def submit_all(self, items: Sequence[Item]) -> Sequence[Result]:
-        """Of one caller, who waits for all of them: they share a batch, which is as large as they need."""
+        """Submit the items of one caller in one batch, however large, and return all results."""
         results: Sequence[Result] = await self._put(items, is_several=True)
         return results
 
@@ -76,68 +78,70 @@ class GroupCommit(Generic[Item, Result]):
         self._start()
 
     def _start(self) -> None:
-        while self._free and self._waiting and self._may_begin():
-            batch = self._take()
+        while self._free and self._waiting and self._may_start():
+            batch = self._next_batch()
             self._free -= 1
-            self._begun_items = sum([len(brought) for brought, _, _ in batch])
-            # The task outlives a caller that goes away: others share its batch. It is kept, and it ends by itself.
+            self._started_items = sum([len(caller_items) for caller_items, _, _ in batch])
+            # The task outlives a cancelled caller, because other callers share its batch.
             task = asyncio.get_running_loop().create_task(self._run(batch))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    def _take(self) -> list[_Caller[Item]]:
+    def _next_batch(self) -> list[_Caller[Item]]:
         batch: list[_Caller[Item]] = []
-        left = self._most_items
+        left = self._max_items
         while self._waiting and (not batch or len(self._waiting[0][0]) <= left):
             caller = self._waiting.popleft()
             left -= len(caller[0])
             batch.append(caller)
         return batch
 
-    def rested_s(self) -> float:
-        """How long nothing has been under way."""
+    def idle_s(self) -> float:
+        """Return for how long no batch has been running or waiting."""
         if self._free < self._parallel or self._waiting:
             return 0.0
         return asyncio.get_running_loop().time() - self._ended_s
 
-    def _may_begin(self) -> bool:
+    def _may_start(self) -> bool:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        left_s = self._begun_s + self._beside_after_s() - now_s
-        if self._free == self._parallel or self._begun_items <= self._few or left_s <= 0:
-            self._begun_s = now_s
+        left_s = self._started_s + self._overlap_after_s() - now_s
+        if self._free == self._parallel or self._started_items <= self._few or left_s <= 0:
+            self._started_s = now_s
             return True
         if self._timer is None:
-            self._timer = loop.call_later(left_s, self._look_again)
+            self._timer = loop.call_later(left_s, self._on_timer)
         return False
 
-    def _look_again(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._start()
 
     async def _run(self, batch: list[_Caller[Item]]) -> None:
         try:
-            items = [item for brought, _, _ in batch for item in brought]
+            items = [item for caller_items, _, _ in batch for item in caller_items]
             results = await self._flush(items)
             if len(results) != len(items):
-                raise ValueError(f"{len(items)} were written, {len(results)} answered for")  # noqa: TRY301 - as any error
-        except BaseException as error:  # noqa: BLE001 - it is handed to every caller of the batch, none is swallowed
+                raise ValueError(f"flush returned {len(results)} results for {len(items)} items")  # noqa: TRY301 - as any error
+        except BaseException as error:  # noqa: BLE001 - every caller of the batch gets it, none is swallowed
             for _, future, _ in batch:
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-                    future.exception()  # a caller that went away does not make it an unretrieved one
+                    future.exception()  # avoids asyncio's "exception was never retrieved" if the caller was cancelled
         else:
-            place = 0
-            for brought, future, is_several in batch:
+            position = 0
+            for caller_items, future, is_several in batch:
                 if not future.done():
-                    future.set_result(results[place : place + len(brought)] if is_several else results[place])
-                place += len(brought)
+                    future.set_result(
+                        results[position : position + len(caller_items)] if is_several else results[position]
+                    )
+                position += len(caller_items)
         finally:
             self._free += 1
             self._ended_s = asyncio.get_running_loop().time()
             self._start()
 
     async def drain(self) -> None:
-        """Wait for what is on its way."""
+        """Wait until all submitted items are flushed."""
         while self._running or self._waiting:
             await (asyncio.wait(set(self._running)) if self._running else asyncio.sleep(0))

@@ -1,13 +1,12 @@
-"""The ledger on PostgreSQL: accepting, leases, and the one fenced write through which lanes change anything.
+"""Implement the ledger on PostgreSQL: accept requests, manage leases, and commit the fenced writes of lanes.
 
-An error of the database means that the outcome is unknown; it surfaces as it is, and the caller drops what it holds.
-Integrity errors in a shared batch are the exception: the statement did nothing, so its lanes are tried one by one and
-only the guilty one is refused, like a lane whose rows have moved.
+A database error means that the outcome is unknown; it is raised as it is, and the caller drops its state. Integrity and
+serialization errors of a fenced write are the exception: the statement wrote nothing, so the lanes of a shared one are committed
+one by one and only the lane that causes the error is rejected, like a lane whose rows have changed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +17,13 @@ import asyncpg
 import msgspec
 
 from fencepost.adapters.postgres import rows
-from fencepost.adapters.postgres.accepting import Accepting
+from fencepost.adapters.postgres.database import current_history
 from fencepost.adapters.postgres.group_commit import GroupCommit
-from fencepost.adapters.postgres.lane_arrays import lane_statement
-from fencepost.adapters.postgres.loading import Loading
+from fencepost.adapters.postgres.lane_reader import LaneReader
+from fencepost.adapters.postgres.lane_writer import lane_statement
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
+from fencepost.adapters.postgres.request_writer import RequestWriter
 from fencepost.application.ports import (
     Accepted,
     Clock,
@@ -35,20 +35,25 @@ from fencepost.application.ports import (
 )
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer
-from fencepost.domain.lease import Term, history_of
-from fencepost.domain.managed import ManagedTx
+from fencepost.domain.lease import Term
+from fencepost.domain.transaction_state import ManagedTx
 
 _log = logging.getLogger(__name__)
 
-MOST_LANES_A_COMMIT = 512
-# Two: while one waits for the disk or for a lock, another goes on; with more, each carries less and all cost more.
+MAX_LANES_PER_COMMIT = 512
+# While one commit waits for the disk or a lock, the other proceeds. More than two would make batches smaller and cost more.
 PARALLEL_COMMITS = 2
-# A statement costs as much as twenty of its lanes, so a crowd had better gather behind one; a few lanes go at once.
-BESIDE_AFTER_S = 0.03
+# A statement costs as much as twenty of its lanes, so many lanes wait and share one; a few lanes are committed at once.
+OVERLAP_AFTER_S = 0.03
 FEW_LANES = 8
 
 
+# Terms are recorded for audits. While a chain does not respond, a signer begins a new term every few seconds.
+MAX_TERMS_KEPT = 1_000
+FORGET_TERMS_EVERY = 64
+
 _BEFORE_ALL = Signer(0, Address(""))
+_ABOVE_ALL_BLOCKS = 2**63 - 1
 
 
 class PostgresLedger:
@@ -64,7 +69,10 @@ class PostgresLedger:
         renewing: Pool | None = None,
         moving: Pool | None = None,
     ) -> None:
-        """`renewing` and `moving` are for leases alone: see `Pools`. Without them, leases share the connections."""
+        """Create the ledger of a node.
+
+        `renewing` and `moving` are the pools for leases (see `Pools`); by default leases use `pool`.
+        """
         self._pool = pool
         self._renewing = renewing or pool
         self._moving = moving or pool
@@ -75,29 +83,25 @@ class PostgresLedger:
         self._skew_allowance_s = skew_allowance_s
         self._commits = GroupCommit(
             self._commit,
-            most_items=MOST_LANES_A_COMMIT,
+            max_items=MAX_LANES_PER_COMMIT,
             parallel=PARALLEL_COMMITS,
-            beside_after_s=BESIDE_AFTER_S,
+            overlap_after_s=OVERLAP_AFTER_S,
             few=FEW_LANES,
         )
-        self._accepting = Accepting(pool, clock=clock, node=node, lanes_rested_s=self._commits.rested_s)
-        self._loading = Loading(pool, clock)
-        self._history: int | None = None  # the one that is known to be written down
+        self._request_writer = RequestWriter(pool, clock=clock, node=node, lanes_idle_s=self._commits.idle_s)
+        self._lane_reader = LaneReader(pool, clock)
 
     async def drain(self) -> None:
         await self._commits.drain()
-        await self._accepting.drain()
-        await self._loading.drain()
+        await self._request_writer.drain()
+        await self._lane_reader.drain()
 
-    # ---- what anybody may write
+    # ---- writes that need no lease
 
     async def accept(self, requests: Sequence[NewRequest]) -> Sequence[Accepted]:
-        return await self._accepting.accept(requests)
+        return await self._request_writer.accept(requests)
 
-    def accept_one(self, request: NewRequest) -> asyncio.Future[Accepted]:
-        return self._accepting.accept_one(request)
-
-    async def ask(
+    async def add_command(
         self,
         signer: Signer,
         command: str,
@@ -124,9 +128,10 @@ class PostgresLedger:
 
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
         chains, addresses = rows.signer_arrays(signers)
-        began_s = self._clock.now_s()
+        started_s = self._clock.now_s()
         async with self._moving.acquire() as connection, connection.transaction():
             await connection.execute(sql("lease_insert_missing"), chains, addresses)
+            history = await current_history(connection)
             taken = await connection.fetch(
                 sql("lease_acquire"),
                 chains,
@@ -135,34 +140,33 @@ class PostgresLedger:
                 self._incarnation,
                 self._lease_duration_s,
                 self._skew_allowance_s,
+                history.number,
             )
-            terms = [self._term(row, began_s) for row in taken]
+            terms = [self._term(row, started_s) for row in taken]
             if terms:
                 chains, addresses = rows.signer_arrays([term.signer for term in terms])
                 await connection.execute(sql("lease_record_terms"), chains, addresses, self._incarnation)
-                history = history_of(terms[0].token)
-                if history != self._history:
-                    await connection.execute(sql("history_begins"), history)
-        if terms:
-            self._history = history
+                if several := [term.signer for term in terms if term.token % FORGET_TERMS_EVERY == 0]:
+                    chains, addresses = rows.signer_arrays(several)
+                    await connection.execute(sql("lease_forget_terms"), chains, addresses, MAX_TERMS_KEPT)
         return terms
 
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
-        began_s = self._clock.now_s()
+        started_s = self._clock.now_s()
         places: list[int] = await self._renewing.fetchval(
             sql("lease_renew"), *_term_arrays(terms), self._lease_duration_s
         )
         renewed = [terms[place - 1] for place in places]
-        return [Term(term.signer, term.token, began_s, self._lease_duration_s) for term in renewed]
+        return [Term(term.signer, term.token, started_s, self._lease_duration_s) for term in renewed]
 
     async def release(self, terms: Sequence[Term]) -> None:
         await self._moving.execute(sql("lease_release"), *_term_arrays(terms))
 
-    def _term(self, row: rows.Row, began_s: float) -> Term:
+    def _term(self, row: rows.Row, started_s: float) -> Term:
         return Term(
             signer=rows.signer_of(row),
             token=row["fencing_token"],
-            renewed_at_s=began_s,
+            renewed_at_s=started_s,
             duration_s=self._lease_duration_s,
         )
 
@@ -174,40 +178,53 @@ class PostgresLedger:
         )
         return [rows.signer_of(row) for row in found]
 
-    async def signers_finished_since(self, chain_id: int, block_number: int) -> Sequence[Signer]:
-        return [
-            rows.signer_of(row)
-            for row in await self._pool.fetch(sql("signers_finished_since"), chain_id, block_number)
-        ]
+    async def signers_finished_since(
+        self, chain_id: int, block_number: int, *, limit: int, after: Signer | None = None
+    ) -> Sequence[Signer]:
+        address = "" if after is None else after.address
+        found = await self._pool.fetch(sql("signers_finished_since"), chain_id, block_number, address, limit)
+        return [rows.signer_of(row) for row in found]
 
-    async def newest_ended_blocks(self, chain_id: int, *, limit: int) -> Sequence[BlockRef]:
-        found = await self._pool.fetch(sql("newest_ended_blocks"), chain_id, limit)
+    async def newest_ended_blocks(
+        self, chain_id: int, *, limit: int, below: int | None = None
+    ) -> Sequence[BlockRef]:
+        top = _ABOVE_ALL_BLOCKS if below is None else below
+        found = await self._pool.fetch(sql("newest_ended_blocks"), chain_id, limit, top)
         return [BlockRef(row["block_number"], BlockHash(row["block_hash"])) for row in found]
 
     # ---- reading
 
     async def load(self, signer: Signer, *, queue_limit: int) -> LaneState:
-        return await self._loading.lane(signer, queue_limit=queue_limit)
+        return await self._lane_reader.lane(signer, queue_limit=queue_limit)
+
+    async def load_cursor(self, signer: Signer) -> LaneState:
+        return await self._lane_reader.cursor(signer)
 
     async def load_queue(self, signer: Signer, *, limit: int) -> Sequence[ManagedTx]:
-        return await self._loading.queue(signer, limit=limit)
+        return await self._lane_reader.queue(signer, limit=limit)
+
+    async def load_unsent(self, signer: Signer, *, after_seq: int, limit: int) -> Sequence[ManagedTx]:
+        found = await self._pool.fetch(sql("load_unsent"), signer.chain_id, signer.address, after_seq, limit)
+        return await self._lane_reader.with_attempts(found)
 
     async def load_commands(self, signer: Signer) -> Sequence[Command]:
-        return await self._loading.commands(signer)
+        return await self._lane_reader.commands(signer)
 
     async def load_finished(self, signer: Signer, *, from_nonce: int, limit: int) -> Sequence[ManagedTx]:
         found = await self._pool.fetch(
             sql("load_finished"), signer.chain_id, signer.address, from_nonce, limit
         )
-        return await self._loading.with_attempts(found)
+        txs = await self._lane_reader.with_attempts(found)
+        # The deadlines of an ended transaction are over.
+        return [tx.changed(resubmit_due_s=None, valid_until_s=None) for tx in txs]
 
     async def get(self, tx_id: UUID) -> ManagedTx | None:
-        found = await self._loading.with_attempts(await self._pool.fetch(sql("tx_by_id"), tx_id))
+        found = await self._lane_reader.with_attempts(await self._pool.fetch(sql("tx_by_id"), tx_id))
         return found[0] if found else None
 
     async def find_by_request(self, signer: Signer, request_id: str) -> ManagedTx | None:
         found = await self._pool.fetch(sql("tx_by_request"), signer.chain_id, signer.address, request_id)
-        txs = await self._loading.with_attempts(found)
+        txs = await self._lane_reader.with_attempts(found)
         return txs[0] if txs else None
 
     # ---- the fenced write
@@ -220,32 +237,31 @@ class PostgresLedger:
 
     async def _commit(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
         if len(writes) > 1:
-            with suppress(asyncpg.IntegrityConstraintViolationError):
+            with suppress(asyncpg.IntegrityConstraintViolationError, asyncpg.SerializationError):
                 return await self._commit_together(writes)
-        return [await self._commit_alone(write) for write in writes]
+        return [await self._commit_one(write) for write in writes]
 
-    async def _commit_alone(self, write: LaneWrite) -> Written:
+    async def _commit_one(self, write: LaneWrite) -> Written:
         try:
             return (await self._commit_together([write]))[0]
-        except asyncpg.SerializationError:
-            # So `commit_lane` says that a row has moved: nothing of it stands.
+        except asyncpg.SerializationError:  # another statement of the same term changed a row: `all_written`
             return Written(lease_ok=True, applied=False)
         except asyncpg.IntegrityConstraintViolationError as error:
-            # A constraint held where the lane's own checks did not: to the lane, the rows are not as remembered.
-            _log.error("a write of %s was refused: %s", write.term.signer, error)
+            # A constraint rejected what the lane's own checks allowed: the lane reloads, as if its rows had changed.
+            _log.error("the database rejected a write of %s: %s", write.term.signer, error)
             return Written(lease_ok=True, applied=False)
 
     async def _commit_together(self, writes: Sequence[LaneWrite]) -> Sequence[Written]:
         statement, arguments = lane_statement(writes, now_s=self._clock.now_s(), node=self._node)
-        standing = {row["lane"]: row["applied"] for row in await self._pool.fetch(statement, *arguments)}
+        current = {row["lane"]: row["applied"] for row in await self._pool.fetch(statement, *arguments)}
         return [
-            Written(lease_ok=standing.get(lane) is not None, applied=standing.get(lane) is True)
+            Written(lease_ok=lane in current, applied=current.get(lane, False))
             for lane in range(1, len(writes) + 1)
         ]
 
 
 def _term_arrays(terms: Sequence[Term]) -> list[str]:
-    """A busy node has thousands of them, and renews them every few seconds."""
+    """Encode terms as array literals: cheaper than lists for a node that renews thousands of leases every few seconds."""
     chain_ids = [str(term.signer.chain_id) for term in terms]
     addresses = [term.signer.address for term in terms]
     tokens = [str(term.token) for term in terms]

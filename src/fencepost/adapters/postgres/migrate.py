@@ -1,8 +1,8 @@
-"""Migrations: numbered `.sql` files, applied once each, in order, by whichever node comes first.
+"""Apply migrations: numbered `.sql` files, each applied once, in order, by the first node that starts.
 
-Any number of nodes may start at once: an advisory lock lets one work while the others wait and then find it done.
-Each file is applied in a transaction together with its record and checksum. A file that was changed after it was
-applied, or that is missing, is refused: the database is not what this program thinks.
+Any number of nodes may start at once: an advisory lock lets one migrate while the others wait and then find it done. Each
+file is applied in one transaction with its record and checksum. If an applied file was changed or is missing, the node does
+not start: the schema is not the one that this version expects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncpg
 from fencepost.adapters.postgres.database import CONNECT_ERRORS, Connection, require_supported, unusable
 from fencepost.errors import DatabaseUnusable, MigrationError
 
-# One lock for all programs of this kind on one database.
+# One lock for all Fencepost processes of a database.
 LOCK_KEY = 0x66656E6365  # "fence"
 LOCK_WAIT_S = 60
 
@@ -59,7 +59,7 @@ class Status:
 
 
 def available() -> list[Migration]:
-    """Those that this program carries: numbered from 1 without a gap."""
+    """Return the migrations of this version, numbered from 1 without a gap."""
     found = []
     for file in resources.files(__package__).joinpath("migrations").iterdir():
         match = _FILE_NAME.fullmatch(file.name)
@@ -67,26 +67,29 @@ def available() -> list[Migration]:
             found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
     found.sort(key=lambda migration: migration.number)
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        raise MigrationError("the numbers of the migration files have a gap")
+        raise MigrationError("the numbers of the migration files have a gap: reinstall Fencepost")
     return found
 
 
 async def apply(
     dsn: str, *, migrations: Sequence[Migration] | None = None, timeout_s: float = 10.0
 ) -> list[Migration]:
-    """Bring the database up to date; gives what was applied now."""
+    """Apply the missing migrations and return them."""
     wanted = available() if migrations is None else list(migrations)
     connection = await _connect(dsn, timeout_s)
     try:
+        if await _is_up_to_date(connection, wanted):
+            return []  # this path needs no privilege to create tables
         await connection.execute(f"SET lock_timeout = '{LOCK_WAIT_S}s'")
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
         await connection.execute(_RECORD)
         missing = _missing(wanted, await _applied(connection))
         for migration in missing:
             await _apply_one(connection, migration)
-    except asyncpg.InsufficientPrivilegeError as error:
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.InvalidSchemaNameError) as error:
         raise DatabaseUnusable(
-            f"this user may not create tables: {error}; grant CREATE on the schema"
+            f"migrations are missing, and this role may not apply them ({error}): run `fencepost migrate` as the"
+            " owner of the schema, then what `fencepost migrate grants ROLE` prints"
         ) from error
     except asyncpg.LockNotAvailableError as error:
         raise MigrationError(
@@ -94,19 +97,20 @@ async def apply(
         ) from error
     except _CUT_OFF as error:
         raise MigrationError(
-            "the connection broke while migrating; each migration is whole or not there: try again"
+            "the connection broke during a migration; each migration is applied completely or not at all: try again"
         ) from error
     finally:
-        await connection.close()  # which also lets go of the lock
+        await connection.close()  # also releases the lock
     return missing
 
 
 async def status(dsn: str, *, timeout_s: float = 10.0) -> list[Status]:
     connection = await _connect(dsn, timeout_s)
     try:
-        exists = await connection.fetchval("SELECT to_regclass('schema_migration') IS NOT NULL")
         wanted = available()
-        missing = _missing(wanted, await _applied(connection) if exists else {})
+        missing = _missing(wanted, await _recorded(connection))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise _unreadable(error) from error
     finally:
         await connection.close()
     return [Status(migration, is_applied=migration not in missing) for migration in wanted]
@@ -125,13 +129,31 @@ async def _connect(dsn: str, timeout_s: float) -> asyncpg.Connection[asyncpg.Rec
     return connection
 
 
+async def _is_up_to_date(connection: Connection, wanted: Sequence[Migration]) -> bool:
+    try:
+        return not _missing(wanted, await _recorded(connection))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise _unreadable(error) from error
+
+
+async def _recorded(connection: Connection) -> dict[int, tuple[str, str]]:
+    exists = await connection.fetchval("SELECT to_regclass('schema_migration') IS NOT NULL")
+    return await _applied(connection) if exists else {}
+
+
+def _unreadable(error: asyncpg.InsufficientPrivilegeError) -> DatabaseUnusable:
+    return DatabaseUnusable(
+        f"database: {error}: run what `fencepost migrate grants ROLE` prints for this role, as the owner of the tables"
+    )
+
+
 async def _applied(connection: Connection) -> dict[int, tuple[str, str]]:
     found = await connection.fetch("SELECT number, name, checksum FROM schema_migration ORDER BY number")
     return {row["number"]: (row["name"], row["checksum"]) for row in found}
 
 
 def _missing(wanted: Sequence[Migration], applied: dict[int, tuple[str, str]]) -> list[Migration]:
-    """What is left to do; raises when what was applied is not what we carry."""
+    """Return the migrations that are not applied; raise if the applied ones differ from those of this version."""
     carried = {migration.number: migration for migration in wanted}
     for number, (name, checksum) in applied.items():
         migration = carried.get(number)
@@ -141,7 +163,8 @@ def _missing(wanted: Sequence[Migration], applied: dict[int, tuple[str, str]]) -
             )
         if migration.checksum != checksum:
             raise MigrationError(
-                f"migration {number:04}_{name} was changed after it was applied: restore the file"
+                f"migration {number:04}_{name} was changed after it was applied to this database: use the Fencepost"
+                " version that created the database, or a new database"
             )
     return [migration for migration in wanted if migration.number not in applied]
 

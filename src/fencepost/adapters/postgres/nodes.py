@@ -1,14 +1,14 @@
-"""The table of nodes on PostgreSQL, and what is sampled from it about leases and queues."""
+"""Store the cluster's nodes in PostgreSQL, and sample leases and queues."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.application.intake import Sample
+from fencepost.application.admission import Sample
 from fencepost.application.membership import Member, NodeView
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
@@ -39,9 +39,9 @@ class PostgresMembers:
         )
         return joined is not None
 
-    async def beat(self) -> bool:
+    async def beat(self, silent_chains: Collection[int] = ()) -> bool:
         row = await self._pool.fetchval(
-            sql("node_beat"), self._me.name, self._me.incarnation, self._live_for_s
+            sql("node_beat"), self._me.name, self._me.incarnation, self._live_for_s, sorted(silent_chains)
         )
         return row is not None
 
@@ -51,7 +51,11 @@ class PostgresMembers:
     async def live(self) -> Sequence[Member]:
         return [
             Member(
-                name=row["node_id"], incarnation=row["incarnation"], mode=row["mode"], serves=row["serves"]
+                name=row["node_id"],
+                incarnation=row["incarnation"],
+                mode=row["mode"],
+                serves=row["serves"],
+                silent_chains=frozenset(row["silent_chains"]),
             )
             for row in await self._pool.fetch(sql("nodes_live"))
         ]
@@ -78,22 +82,27 @@ async def list_nodes(pool: Pool) -> Sequence[NodeView]:
     ]
 
 
-async def node_place(pool: Pool, name: str) -> tuple[str, UUID] | None:
-    """URL and incarnation of a live node that has an API."""
+async def node_address(pool: Pool, name: str) -> tuple[str, UUID] | None:
+    """Return URL and incarnation of a live node that has an API."""
     row = await pool.fetchrow(sql("node_place"), name)
     return None if row is None else (row["url"], row["incarnation"])
 
 
 async def take_sample(pool: Pool) -> Sample:
     counts: dict[State, dict[Signer, int]] = defaultdict(dict)
-    asked: set[Signer] = set()
-    for chain_id, state, addresses, counted in await pool.fetch(sql("sample_live")):
+    seconds_row: set[Signer] = set()
+    queued_by_key: Counter[str] = Counter()
+    for chain_id, state, key_id, addresses, counted in await pool.fetch(sql("sample_live")):
         signers = [Signer(chain_id, address) for address in addresses]
         if state is None:
-            asked.update(signers)
-        else:
-            counts[State(state)].update(zip(signers, counted, strict=True))
-    return Sample(dict(counts), frozenset(asked))
+            seconds_row.update(signers)
+            continue
+        of_state = counts[State(state)]
+        for signer, count in zip(signers, counted, strict=True):
+            of_state[signer] = of_state.get(signer, 0) + count
+        if key_id is not None and state == State.QUEUED:
+            queued_by_key[key_id] += sum(counted)
+    return Sample(dict(counts), frozenset(seconds_row), queued_by_key)
 
 
 async def soonest_expiry_s(pool: Pool, incarnation: UUID) -> float | None:

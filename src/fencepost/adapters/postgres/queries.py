@@ -1,28 +1,27 @@
-"""SQL lives in `sql/*.sql` as named blocks; this is the one reader.
+"""Read the named SQL statements from `sql/*.sql`.
 
-A block begins with `-- name: the_name`, then one comment line that says what it does, then one statement. Names are
-unique over all files. A statement that writes to a signer's records says how it is fenced in a third line,
-`-- fenced: by its term` or `-- unfenced: why`; a test holds every mutating statement to that.
+A block begins with `-- name: the_name`, then a comment that says what it does, then one statement. Names are unique
+over all files. A statement that writes has a comment line `-- fenced: how` or `-- unfenced: why`; a test checks every such
+statement. `{{name}}` stands for a fragment: a list of columns (`fragments.py`).
 
-A statement of many parts (`WITH a AS (…), b AS (…)`) can be had without some of them: the server prepares, opens and
-checks only what is left, and the driver encodes only the parameters that are still named. One that takes arrays of rows
-(`ARRAY[ROW(…)]`) shows a row of each, and can be had with any number of them.
+The statement `commit_lanes` is composed: its sources are generated (`sources.py`), and its parts, one common table expression
+each, are blocks that begin with `-- part: the_name`. A commit uses the parts that it has rows for. A block that begins with
+`-- condition: the_name` is a condition of the statement if it has the part of that name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from itertools import count
-from typing import Any
 
-_HEAD = re.compile(r"^-- name: ([a-z_]+)$", re.MULTILINE)
-_PARAMETER = re.compile(r"\$(\d+)")
-_ROWS = re.compile(r"ARRAY\[(ROW.*?)\]::", re.DOTALL)
-_PART_ENDS, _LAST_PART_ENDS = "\n), ", "\n)\nSELECT "
+from fencepost.adapters.postgres.fragments import FRAGMENTS
+from fencepost.adapters.postgres.sources import COMMIT_SOURCES, numbered_arrays
+
+_HEAD = re.compile(r"^-- (name|part|condition): ([a-z_]+)$", re.MULTILINE)
+_FRAGMENT = re.compile(r"\{\{([a-z_]+)\}\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +30,33 @@ class Query:
     description: str
     fencing: str | None
     sql: str
+    parts: Mapping[str, str] = field(default_factory=dict)  # by name, in the order of the file
+    conditions: Mapping[str, str] = field(default_factory=dict)  # by the name of the part
 
 
 def parse(text: str) -> list[Query]:
-    parts = _HEAD.split(text)
-    queries = []
-    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+    pieces = _HEAD.split(text)
+    queries: list[Query] = []
+    for kind, name, body in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
         lines = body.strip().splitlines()
         comments = [line[3:] for line in lines if line.startswith("-- ")]
         if not comments:
-            raise ValueError(f"query {name} has no description")
-        fencing = next((line for line in comments if line.startswith(("fenced:", "unfenced:"))), None)
+            raise ValueError(f"{kind} {name} has no description")
         sql = "\n".join(line for line in lines if not line.startswith("--")).strip()
-        queries.append(Query(name=name, description=comments[0], fencing=fencing, sql=sql))
+        if kind == "part":
+            query = queries.pop()
+            queries.append(replace(query, parts={**query.parts, name: sql}))
+        elif kind == "condition":
+            query = queries.pop()
+            queries.append(replace(query, conditions={**query.conditions, name: sql}))
+        else:
+            fencing = next((line for line in comments if line.startswith(("fenced:", "unfenced:"))), None)
+            queries.append(Query(name, comments[0], fencing, sql))
     return queries
 
 
 @cache
-def load_all() -> Mapping[str, Query]:
+def _templates() -> Mapping[str, Query]:
     queries: dict[str, Query] = {}
     folder = resources.files(__package__).joinpath("sql")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -59,39 +67,38 @@ def load_all() -> Mapping[str, Query]:
     return queries
 
 
+@cache
+def load_all() -> Mapping[str, Query]:
+    """Return the statements by name; a composed one has all its parts."""
+    every_source = numbered_arrays(COMMIT_SOURCES)
+    return {
+        name: replace(
+            query, sql=compose(name, every_source, query.parts) if query.parts else _filled(query.sql)
+        )
+        for name, query in _templates().items()
+    }
+
+
 def sql(name: str) -> str:
     return load_all()[name].sql
 
 
-@dataclass(frozen=True, slots=True)
-class Lean:
-    """A statement with only some of its parts, and which of the whole one's parameters it takes, in order."""
-
-    sql: str
-    parameters: tuple[int, ...]
-
-    def arguments(self, of_the_whole: Sequence[Any]) -> list[Any]:
-        return [of_the_whole[parameter - 1] for parameter in self.parameters]
-
-
-@cache
-def lean(name: str, without: frozenset[str]) -> Lean:
-    """The query without some of its common table expressions: nothing else may read from those."""
-    body, end, answer = sql(name).rpartition(_LAST_PART_ENDS)
-    parts = body.split(_PART_ENDS)
-    kept = [part for part in parts if part.partition(" AS ")[0] not in without]
-    if len(parts) - len(kept) != len(without):
-        raise ValueError(f"{name} does not have all of {sorted(without)}")
-    text = _PART_ENDS.join(kept) + end + answer
-    parameters = tuple(sorted({int(number) for number in _PARAMETER.findall(text)}))
-    place = {parameter: position for position, parameter in enumerate(parameters, start=1)}
-    return Lean(_PARAMETER.sub(lambda found: f"${place[int(found[1])]}", text), parameters)
+def compose(name: str, sources: Sequence[str], parts: Collection[str]) -> str:
+    """Return the statement with these sources, and with the named parts in the order of the file."""
+    query = _templates()[name]
+    unknown = set(parts) - query.parts.keys()
+    if unknown:
+        raise ValueError(f"{name} does not have the parts {sorted(unknown)}")
+    chosen = [text for part, text in query.parts.items() if part in parts]
+    conditions = [text for part, text in query.conditions.items() if part in parts] or ["true"]
+    return _filled(
+        query.sql, sources=", ".join(sources), parts=", ".join(chosen), conditions=" AND ".join(conditions)
+    )
 
 
-@cache
-def repeated(name: str, counts: tuple[int, ...]) -> str:
-    """The query with so many rows in each of its arrays, and its parameters numbered as they come."""
-    left = iter(counts)
-    text = _ROWS.sub(lambda found: f"ARRAY[{', '.join([found[1]] * next(left))}]::", sql(name))
-    numbers = count(1)
-    return _PARAMETER.sub(lambda _: f"${next(numbers)}", text)
+def _filled(template: str, **fragments: str) -> str:
+    """Replace the fragments of the text, and those of the fragments. Raises `KeyError` for an unknown name."""
+    given = {**FRAGMENTS, **fragments}
+    while _FRAGMENT.search(template):
+        template = _FRAGMENT.sub(lambda found: given[found[1]], template)
+    return template

@@ -1,28 +1,54 @@
-"""Between rows and values. Times come as seconds relative to the database's clock, and become the lane's clock."""
+"""Convert rows to domain values. The fields that one column each holds follow from the tables in `columns.py`.
+
+Rows contain times as seconds relative to the database's clock; values contain times of the lane's clock.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import msgspec
 
-from fencepost.application.intents import from_payload
+from fencepost.adapters.postgres.columns import (
+    ATTEMPT_COLUMNS,
+    COMMAND_COLUMNS,
+    CURSOR_COLUMNS,
+    LOADED_COLUMNS,
+    QUEUE_COLUMNS,
+    Column,
+)
+from fencepost.adapters.postgres.stored_json import decode_receipt, last_send
+from fencepost.application.ports import Command, Cursor, UnreadableRow
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
-from fencepost.domain.managed import Attempt, Kind, ManagedTx, Purpose, Receipt
-from fencepost.domain.send import SendCategory
-from fencepost.domain.states import State, SubState
-from fencepost.domain.transaction import Fees, SignedTx, TxType
+from fencepost.domain.send_result import SendCategory
+from fencepost.domain.transaction import Call, Fees, SignedTx
+from fencepost.domain.transaction_state import Attempt, Intent, Kind, ManagedTx, Receipt
 
 Row = asyncpg.Record
 
-# Most receipts have no logs, and 514 characters that say so: they would be written with every version of the row.
-_BLOOM, _NO_LOGS, _NO_LOGS_STORED = "logsBloom", "0x" + "0" * 512, "0x"
+
+class _Decoder:
+    """Decode the fields that one column each holds."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        loaded = [(column.field, column) for column in columns if column.field and column.loaded]
+        self._columns = [(field, column.source_name) for field, column in loaded]
+        self._conversions = [(field, column.decode) for field, column in loaded if column.decode]
+
+    def fields(self, row: Row, now_s: float = 0.0) -> dict[str, Any]:
+        """Return the fields by name; `now_s` is needed only where times are loaded."""
+        fields = {field: row[name] for field, name in self._columns}
+        for field, convert in self._conversions:
+            fields[field] = convert(fields[field], now_s)
+        return fields
+
+
+_TX, _QUEUED_TX = _Decoder(LOADED_COLUMNS), _Decoder(QUEUE_COLUMNS)
+_ATTEMPT, _CURSOR, _COMMAND = _Decoder(ATTEMPT_COLUMNS), _Decoder(CURSOR_COLUMNS), _Decoder(COMMAND_COLUMNS)
 
 
 def signer_of(row: Row) -> Signer:
@@ -33,78 +59,73 @@ def signer_arrays(signers: Sequence[Signer]) -> tuple[list[int], list[str]]:
     return [signer.chain_id for signer in signers], [signer.address for signer in signers]
 
 
-def attempts_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Attempt]]:
-    found: dict[UUID, list[Attempt]] = defaultdict(list)
+def rows_by_tx(rows: Iterable[Row]) -> dict[UUID, list[Row]]:
+    found: dict[UUID, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["tx_id"]].append(_attempt(row))
+        found[row["tx_id"]].append(row)
     return found
 
 
+def cursor(row: Row) -> Cursor:
+    return Cursor(**_CURSOR.fields(row))
+
+
+def command(row: Row) -> Command:
+    return Command(**_COMMAND.fields(row))
+
+
+def managed_tx(row: Row, attempts: Sequence[Row], *, now_s: float) -> ManagedTx:
+    """Convert a row and its attempts to a transaction. Raises `UnreadableRow`."""
+    try:
+        return ManagedTx(
+            signer=signer_of(row),
+            attempts=tuple(map(_attempt, attempts)),
+            mined=_mined(row),
+            lost_at=_lost_at(row),
+            accepted_at_s=row.get("accepted_at_s"),
+            **_TX.fields(row, now_s),
+        )
+    except Exception as error:  # a bad row may fail in any way; it concerns one request only
+        raise _unreadable(signer_of(row), row, row["nonce"], error) from error
+
+
+def queued_tx(signer: Signer, row: Row, *, now_s: float) -> ManagedTx:
+    """Convert a row of `load_queues`. Raises `UnreadableRow`."""
+    try:
+        return ManagedTx(signer=signer, **_QUEUED_TX.fields(row, now_s))
+    except Exception as error:  # as in `managed_tx`
+        raise _unreadable(signer, row, None, error) from error
+
+
+def _unreadable(signer: Signer, row: Row, nonce: int | None, error: Exception) -> UnreadableRow:
+    """Return the error with a placeholder for the row: enough to drop the request before it has a nonce."""
+    placeholder = ManagedTx(
+        tx_id=row["tx_id"],
+        signer=signer,
+        seq=0,
+        kind=Kind.INTENT,
+        intent=Intent(call=Call(to=signer.address)),
+        version=row["version"],
+        nonce=nonce,
+        journal_count=row["journal_count"],
+    )
+    return UnreadableRow(placeholder, f"{type(error).__name__}: {error}")
+
+
 def _attempt(row: Row) -> Attempt:
-    sent_count, last_result, last_message = last_send(row)
+    sent_count, last_result, last_message = last_send(row["sends"], row["attempt"])
     return Attempt(
-        number=row["attempt"],
-        purpose=Purpose(row["purpose"]),
-        type=TxType(row["tx_type"]),
-        gas=row["gas"],
         fees=Fees(fee_cap_wei=int(row["fee_cap_wei"]), tip_wei=int(row["tip_wei"])),
         signed=SignedTx(raw=row["raw"], hash=TxHash(row["tx_hash"])),
         sent_count=sent_count,
         last_result=SendCategory(last_result) if last_result else None,
         last_message=last_message,
-    )
-
-
-def managed_tx(row: Row, attempts: Sequence[Attempt], *, now_s: float) -> ManagedTx:
-    return ManagedTx(
-        tx_id=row["tx_id"],
-        signer=signer_of(row),
-        seq=row["seq"],
-        kind=Kind(row["kind"]),
-        intent=from_payload(row["payload"]),
-        request_id=row["request_id"],
-        origin=row["origin"],
-        version=row["version"],
-        state=State(row["state"]),
-        sub_state=SubState(row["sub_state"]) if row["sub_state"] else None,
-        nonce=row["nonce"],
-        ending=State(row["ending"]) if row["ending"] else None,
-        error=row["error"],
-        attempts=tuple(attempts),
-        mined=_mined(row),
-        confirmations=_confirmations(row["confirmations"]),
-        submit_count=row["submit_count"],
-        journal_count=row["journal_count"],
-        last_submit_s=None if row["submitted_ago_s"] is None else now_s - row["submitted_ago_s"],
-        resubmit_due_s=None if row["resubmit_in_s"] is None else now_s + row["resubmit_in_s"],
-        valid_until_s=None if row["valid_for_s"] is None else now_s + row["valid_for_s"],
-    )
-
-
-def queued_tx(signer: Signer, columns: Sequence[Any], *, now_s: float) -> ManagedTx:
-    """A row of `load_queues`, by position: many are read at once, and names are looked up one by one."""
-    tx_id, seq, kind, payload, request_id, origin, version, sub_state, error, journal_count, valid, ago = (
-        columns
-    )
-    return ManagedTx(
-        tx_id=tx_id,
-        signer=signer,
-        seq=seq,
-        kind=Kind(kind),
-        intent=from_payload(payload),
-        request_id=request_id,
-        origin=origin,
-        version=version,
-        sub_state=SubState(sub_state) if sub_state else None,
-        error=error,
-        journal_count=journal_count,
-        valid_until_s=None if valid is None else now_s + valid,
-        received_s=now_s - ago,
+        **_ATTEMPT.fields(row),
     )
 
 
 def _mined(row: Row) -> Receipt | None:
-    if row["block_hash"] is None:
+    if row["block_hash"] is None or row["receipt"] is None:
         return None
     receipt = decode_receipt(row["receipt"])
     return Receipt(
@@ -116,45 +137,8 @@ def _mined(row: Row) -> Receipt | None:
     )
 
 
-def encode_receipt(receipt: Mapping[str, Any]) -> str | None:
-    if receipt.get(_BLOOM) == _NO_LOGS:
-        receipt = {**receipt, _BLOOM: _NO_LOGS_STORED}
-    return msgspec.json.encode(receipt).decode() if receipt else None
-
-
-def decode_receipt(text: str) -> dict[str, Any]:
-    """As the node gave it."""
-    receipt: dict[str, Any] = msgspec.json.decode(text)
-    if receipt.get(_BLOOM) == _NO_LOGS_STORED:
-        receipt[_BLOOM] = _NO_LOGS
-    return receipt
-
-
-def _confirmations(text: str | None) -> tuple[BlockRef, ...]:
-    if text is None:
-        return ()
-    return tuple(BlockRef(number, BlockHash(block_hash)) for number, block_hash in msgspec.json.decode(text))
-
-
-def encode_confirmations(blocks: Sequence[BlockRef]) -> str | None:
-    return msgspec.json.encode([(block.number, block.hash) for block in blocks]).decode() if blocks else None
-
-
-def encode_sends(attempts: Sequence[Attempt]) -> str:
-    return _encoded_sends(
-        tuple(
-            [(attempt.sent_count, attempt.last_result, attempt.last_message[:2000]) for attempt in attempts]
-        )
-    )
-
-
-@lru_cache(maxsize=256)  # nearly all of them say the same: sent once, and accepted
-def _encoded_sends(sends: tuple[tuple[int, SendCategory | None, str], ...]) -> str:
-    return msgspec.json.encode(sends).decode()
-
-
-def last_send(row: Row) -> tuple[int, str | None, str]:
-    """How often an attempt was sent, and what was said of it last."""
-    sends = msgspec.json.decode(row["sends"] or "[]")
-    place = row["attempt"] - 1
-    return tuple(sends[place]) if place < len(sends) else (0, None, "")
+def _lost_at(row: Row) -> BlockRef | None:
+    """Return the block of a row without a receipt: it showed the nonce consumed by a foreign transaction."""
+    if row["block_hash"] is None or row["receipt"] is not None:
+        return None
+    return BlockRef(row["block_number"], BlockHash(row["block_hash"]))

@@ -1,4 +1,4 @@
-"""Who signs: keys in this process, in key files and keystores, or behind a signing service; one ring for all of them."""
+"""Sign with keys in this process, from key files and keystores, or behind a signing service."""
 
 from fencepost.adapters.signers.ring import KeyRing, load_keys
 

@@ -1,7 +1,7 @@
-"""Private keys in a file: one a line in hex, with or without 0x; empty lines and what follows a `#` are skipped.
+"""Read private keys from a file: one per line in hex, with or without 0x; empty lines and comments (`#`) are skipped.
 
-A file that anyone on the machine may read is refused, and so is one that is larger than a file of keys can be.
-Messages name the file and the line, never what stands there.
+A file that every user of the machine may read is rejected, and so is one that is too large. Messages name the file and
+the line, never its content.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from fencepost.adapters.signers.local import LocalKeys, parse_private_key
 from fencepost.domain.ids import Address
 from fencepost.errors import SettingError
 
-_KEY_FILE_BYTES_MAX = 1024 * 1024
+_MAX_KEY_FILE_BYTES = 1024 * 1024
 
 
 def load_key_file(path: Path) -> LocalKeys:
-    text = read_secret_file(path, bytes_max=_KEY_FILE_BYTES_MAX)
+    text = read_secret_file(path, bytes_max=_MAX_KEY_FILE_BYTES)
     lines = [(n, line.split("#", 1)[0].strip()) for n, line in enumerate(text.splitlines(), 1)]
     keys = [parse_private_key(line, where=f"line {n} of key file {path}") for n, line in lines if line]
     if not keys:
-        raise SettingError(f"key file {path} holds no key")
+        raise SettingError(f"key file {path} contains no key: add one with `fencepost signer add`")
     return LocalKeys(keys)
 
 
 def add_key(path: Path, key: PrivateKey) -> Address:
-    """One more key at the end of the file, which is made if it isn't there. All or nothing; the owner alone may read it."""
-    text = read_secret_file(path, bytes_max=_KEY_FILE_BYTES_MAX) if path.exists() else ""
+    """Append a key to the file, atomically. A new file is readable by its owner only."""
+    text = read_secret_file(path, bytes_max=_MAX_KEY_FILE_BYTES) if path.exists() else ""
     address = address_of(key.public_key)
     if text and address in load_key_file(path).addresses():
-        raise SettingError(f"{path} holds the key of {address} already")
+        raise SettingError(f"{path} already contains the key of {address}")
     line = f"{key.secret.hex()}  # {address}\n"
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -51,10 +51,10 @@ def add_key(path: Path, key: PrivateKey) -> Address:
 
 
 def read_secret_file(path: Path, *, bytes_max: int) -> str:
-    """The text of a file that holds secrets, if only its owner and group can reach it."""
+    """Return the text of a file with secrets, if only its owner and group can access it."""
     try:
         with path.open("rb") as file:
-            _refuse_if_open_to_others(path, os.fstat(file.fileno()).st_mode)
+            _require_private(path, os.fstat(file.fileno()).st_mode)
             content = file.read(bytes_max + 1)
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from error
@@ -62,14 +62,14 @@ def read_secret_file(path: Path, *, bytes_max: int) -> str:
         raise SettingError(f"{path} is larger than {bytes_max} bytes")
     try:
         return content.decode()
-    except UnicodeDecodeError:  # its text quotes the bytes
+    except UnicodeDecodeError:  # its message contains the bytes
         raise SettingError(f"{path} is not UTF-8 text") from None
 
 
-def _refuse_if_open_to_others(path: Path, mode: int) -> None:
+def _require_private(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise SettingError(f"{path} is not a regular file")
     if os.name == "posix" and mode & stat.S_IRWXO:
         raise SettingError(
-            f"{path} holds secrets but everyone on this machine may use it: run chmod o-rwx on it"
+            f"{path} contains secrets but every user of this machine may access it: run chmod o-rwx on it"
         )

@@ -1,9 +1,9 @@
-"""A directory of JSON keystores (version 3, as geth and most wallets write them) and a file with their password.
+"""Read keys from a directory of JSON keystores (version 3, as geth and most wallets write them).
 
-Every file in the directory must be a keystore that the password opens; hidden files, directories and the password file
-itself are passed over. The password is the first line of its file. Opening is deliberately slow and takes much memory,
-so it happens in one thread, one file after the other, and costs beyond what wallets use are refused: a hostile file
-could otherwise ask for any amount.
+One password, the first line of the password file, must open every file in the directory; hidden files, directories and
+the password file itself are skipped. Opening a keystore is slow and takes much memory by design, so the files are opened
+in one thread, one after the other, and costs beyond those of wallets are rejected: a hostile file could otherwise
+request any amount.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fencepost.adapters.signers.keyfile import read_secret_file
 from fencepost.adapters.signers.local import LocalKeys, make_private_key
 from fencepost.errors import SettingError
 
-_FILES_MAX = 1000
-_FILE_BYTES_MAX = 64 * 1024
-_PASSWORD_BYTES_MAX = 4096
-_SCRYPT_COST_MAX = 2**23  # n * r * p; 128 bytes each: 1 GiB, four times geth's standard
+_MAX_FILES = 1000
+_MAX_FILE_BYTES = 64 * 1024
+_MAX_PASSWORD_BYTES = 4096
+_MAX_SCRYPT_COST = 2**23  # n * r * p; 128 bytes each: 1 GiB, four times geth's standard
 _SECRET_BYTES = 32
 _DOCUMENTS = msgspec.json.Decoder(dict[str, Any])
 
@@ -73,7 +73,7 @@ def _open_all(directory: Path, password_file: Path) -> LocalKeys:
 
 
 def _read_password(path: Path) -> bytes:
-    lines = read_secret_file(path, bytes_max=_PASSWORD_BYTES_MAX).splitlines()
+    lines = read_secret_file(path, bytes_max=_MAX_PASSWORD_BYTES).splitlines()
     if not lines or not lines[0]:
         raise SettingError(f"password file {path} is empty")
     return lines[0].encode()
@@ -89,9 +89,9 @@ def _keystore_files(directory: Path, password_file: Path) -> list[Path]:
     except OSError as error:
         raise SettingError(f"cannot read keystore directory {directory}: {error.strerror}") from error
     if not found:
-        raise SettingError(f"keystore directory {directory} holds no keystore")
-    if len(found) > _FILES_MAX:
-        raise SettingError(f"keystore directory {directory} holds more than {_FILES_MAX} files")
+        raise SettingError(f"keystore directory {directory} contains no keystore")
+    if len(found) > _MAX_FILES:
+        raise SettingError(f"keystore directory {directory} contains more than {_MAX_FILES} files")
     return found
 
 
@@ -102,18 +102,18 @@ def _open(path: Path, password: bytes) -> PrivateKey:
     if keystore.address is not None:
         named = keystore.address.lower().removeprefix("0x")
         if named != address_of(key.public_key)[2:]:
-            raise SettingError(f"{path} names another address than its key has")
+            raise SettingError(f"{path} contains an address that its key does not have")
     return key
 
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            content = file.read(_FILE_BYTES_MAX + 1)
+            content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SettingError(f"cannot read keystore {path}: {error.strerror}") from error
-    if len(content) > _FILE_BYTES_MAX:
-        raise SettingError(f"{path} is too large for a keystore")
+    if len(content) > _MAX_FILE_BYTES:
+        raise SettingError(f"{path} is too large to be a keystore")
     try:
         document = bounded_json.decode(content, _DOCUMENTS.decode)
     except msgspec.MsgspecError:
@@ -130,14 +130,14 @@ def _check(path: Path, document: dict[str, Any]) -> _Keystore:
             return keystore
         scrypt = msgspec.convert(params, _Scrypt)
     except msgspec.ValidationError as error:
-        raise SettingError(f"{path} is not a version 3 keystore that can be opened here: {error}") from error
-    if scrypt.n * scrypt.r * scrypt.p > _SCRYPT_COST_MAX:
-        raise SettingError(f"{path} asks for more memory than any wallet does")
+        raise SettingError(f"{path} is not a supported version 3 keystore: {error}") from error
+    if scrypt.n * scrypt.r * scrypt.p > _MAX_SCRYPT_COST:
+        raise SettingError(f"{path} needs more memory to open than the keystores of wallets do")
     return keystore
 
 
 def _decrypt(path: Path, document: dict[str, Any], password: bytes) -> bytes:
-    # Imported here: it pulls in a good part of the Ethereum libraries, which nodes without keystores never need.
+    # Imported here, because it imports many Ethereum libraries that nodes without keystores do not need.
     from eth_keyfile.exceptions import EthKeyfileValueError
     from eth_keyfile.keyfile import decode_keyfile_json
 
@@ -145,8 +145,8 @@ def _decrypt(path: Path, document: dict[str, Any], password: bytes) -> bytes:
         secret: bytes = decode_keyfile_json(document, password)
     except EthKeyfileValueError:  # the message authentication code does not match
         raise SettingError(f"the password does not open {path}") from None
-    except ValueError as error:  # hex digits that are none, parameters scrypt refuses
+    except ValueError as error:  # invalid hex digits, or parameters that scrypt rejects
         raise SettingError(f"{path} is damaged: {type(error).__name__}") from None
     if len(secret) != _SECRET_BYTES:
-        raise SettingError(f"{path} does not hold a key of 32 bytes")
+        raise SettingError(f"{path} does not contain a key of 32 bytes")
     return secret

@@ -1,14 +1,14 @@
-"""Keys held in this process, signing with libsecp256k1.
+"""Sign with libsecp256k1 and keys that are held in this process.
 
-Signatures are deterministic (RFC 6979) with a low `s`. Key objects are made once, since making one costs more than a
-signature does.
+Signatures are deterministic (RFC 6979) with a low `s`. Key objects are created once, because creating one costs more than
+a signature.
 
-Signing is CPU work on the event loop: all batches wait in one line, and each turn of the loop signs `TURN_TXS`
-transactions (about 3 ms); a batch that is not finished goes to the end of the line. So neither a large batch nor many
-signers at once hold up everything else. Threads were measured and are worse: libsecp256k1 releases the GIL, but getting
-it back from a busy loop takes up to 5 ms a signature (20,000 a second fell to a few hundred).
+Signing is CPU work on the event loop: all batches wait in one queue, and each turn of the loop signs
+`MAX_TXS_PER_TURN` transactions (about 3 ms); an unfinished batch goes to the end of the queue. So neither a large batch
+nor many signers block the loop. Threads were measured and are slower: libsecp256k1 releases the GIL, but reacquiring it
+from a busy loop takes up to 5 ms per signature (20,000 per second fell to a few hundred).
 
-Secrets stay inside: no error message and no `repr` shows one.
+No error message and no `repr` contains a secret.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fencepost.adapters.evm.encoding import address_of, sign_tx
 from fencepost.application.ports import KeyPort, ToSign
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import SignedTx, UnsignedTx
-from fencepost.errors import SettingError, SigningError, UnknownSigner
+from fencepost.errors import SettingError, SigningRefused, UnknownSigner
 
-TURN_TXS = 50
+MAX_TXS_PER_TURN = 50
 
 _PRIVATE_KEY = re.compile(r"(0[xX])?([0-9a-fA-F]{64})")
 
@@ -55,11 +55,11 @@ class LocalKeys(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return tuple(self._keys)
 
-    def signs_at_once(self, address: Address) -> bool:
+    def signs_locally(self, address: Address) -> bool:
         return address in self._keys
 
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
-        signed = _whole(await self._signed([(self._key_of(address), tx) for tx in txs]))
+        signed = _all_or_first_error(await self._sign_batch([(self._key_of(address), tx) for tx in txs]))
         if isinstance(signed, Exception):
             raise signed
         return signed
@@ -67,39 +67,41 @@ class LocalKeys(KeyPort):
     async def sign_each(self, wanted: Sequence[ToSign]) -> Sequence[Sequence[SignedTx] | BaseException]:
         keys = self._keys
         items = [(keys[address], tx) for address, txs in wanted if address in keys for tx in txs]
-        signed = iter(await self._signed(items))
+        signed = iter(await self._sign_batch(items))
         return [
-            _whole(list(islice(signed, len(txs)))) if address in keys else _unknown(address)
+            _all_or_first_error(list(islice(signed, len(txs))))
+            if address in keys
+            else _unknown_signer(address)
             for address, txs in wanted
         ]
 
     def _key_of(self, address: Address) -> PrivateKey:
         key = self._keys.get(address)
         if key is None:
-            raise _unknown(address)
+            raise _unknown_signer(address)
         return key
 
-    async def _signed(self, items: Sequence[tuple[PrivateKey, UnsignedTx]]) -> list[SignedTx | Exception]:
+    async def _sign_batch(self, items: Sequence[tuple[PrivateKey, UnsignedTx]]) -> list[SignedTx | Exception]:
         loop = asyncio.get_running_loop()
         batch = _Batch(items=items, done=loop.create_future())
         if not self._waiting:
-            loop.call_soon(self._take_turn, loop)
+            loop.call_soon(self._run_turn, loop)
         self._waiting.append(batch)
         return await batch.done
 
-    def _take_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        left = TURN_TXS
+    def _run_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = MAX_TXS_PER_TURN
         while self._waiting and left:
             batch = self._waiting.popleft()
             left -= batch.advance(left)
             if not batch.done.done():
                 self._waiting.append(batch)
         if self._waiting:
-            loop.call_soon(self._take_turn, loop)
+            loop.call_soon(self._run_turn, loop)
 
 
 def parse_private_key(text: str, *, where: str) -> PrivateKey:
-    """`where` says in an error which key is meant; the key itself never shows."""
+    """Parse a private key; `where` names it in errors, which never contain the key."""
     match = _PRIVATE_KEY.fullmatch(text.strip())
     if match is None:
         raise SettingError(f"{where} is not 64 hex digits")
@@ -109,7 +111,7 @@ def parse_private_key(text: str, *, where: str) -> PrivateKey:
 def make_private_key(secret: bytes, *, where: str) -> PrivateKey:
     try:
         return PrivateKey(secret)
-    except ValueError:  # zero, or not below the order of the curve; the cause could carry the secret
+    except ValueError:  # zero, or not below the order of the curve; the cause could contain the secret
         raise SettingError(f"{where} is not a valid secp256k1 key") from None
 
 
@@ -119,12 +121,12 @@ class _Batch:
     done: asyncio.Future[list[SignedTx | Exception]]
     signed: list[SignedTx | Exception] = field(default_factory=list)
 
-    def advance(self, most: int) -> int:
-        """Signs up to `most` transactions, settles `done` at the end, and says how many it tried."""
-        if self.done.done():  # whoever asked was cancelled
+    def advance(self, limit: int) -> int:
+        """Sign up to `limit` transactions, complete `done` after the last one, and return how many were tried."""
+        if self.done.done():  # the caller was cancelled
             return 0
         start = len(self.signed)
-        part = self.items[start : start + most]
+        part = self.items[start : start + limit]
         self.signed += [_sign(key, tx) for key, tx in part]
         if len(self.signed) == len(self.items):
             self.done.set_result(self.signed)
@@ -132,26 +134,26 @@ class _Batch:
 
 
 def _sign(key: PrivateKey, tx: UnsignedTx) -> SignedTx | Exception:
-    """An error goes to whoever waits for this transaction: the others of the batch, and the line, move on."""
+    """Sign one transaction; an error goes to its own caller only, and the rest of the batch continues."""
     try:
         return sign_tx(tx, key)
     except ValueError as error:
-        failure = SigningError(f"a transaction cannot be signed: {error}")
+        failure = SigningRefused(f"a transaction cannot be signed: {error}")
         failure.__cause__ = error
         return failure
     except Exception as error:  # noqa: BLE001 - see above
         return error
 
 
-def _whole(signed: list[SignedTx | Exception]) -> list[SignedTx] | Exception:
-    """All or nothing."""
-    whole: list[SignedTx] = []
-    for one in signed:
-        if isinstance(one, Exception):
-            return one
-        whole.append(one)
-    return whole
+def _all_or_first_error(signed: list[SignedTx | Exception]) -> list[SignedTx] | Exception:
+    """Return all signed transactions, or the first error."""
+    complete: list[SignedTx] = []
+    for result in signed:
+        if isinstance(result, Exception):
+            return result
+        complete.append(result)
+    return complete
 
 
-def _unknown(address: Address) -> UnknownSigner:
-    return UnknownSigner(f"no key is held here for {address}")
+def _unknown_signer(address: Address) -> UnknownSigner:
+    return UnknownSigner(f"this node has no key for {address}")

@@ -1,8 +1,8 @@
-"""All keys of one node in one place, wherever they lie.
+"""Combine all key sources of a node.
 
-A `KeyRing` asks the source that holds an address to sign for it. Two sources with one address are refused: which of
-them signs would be chance. `load_keys` opens the sources that are configured; a ring without any is fine, such a node
-takes requests and signs nothing.
+A `KeyRing` passes a transaction to the source that holds its signer's key. Two sources with the same address are rejected,
+because the choice between them would be arbitrary. `load_keys` opens the configured sources. A node without keys accepts
+requests and signs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fencepost.errors import SettingError, UnknownSigner
 
 
 class KeyRing(KeyPort):
-    """`aclose` lets go of what its sources hold open."""
+    """Sign with all key sources of a node; `aclose` closes their connections."""
 
     def __init__(self, sources: Sequence[KeyPort]) -> None:
         self._sources = tuple(sources)
@@ -29,7 +29,7 @@ class KeyRing(KeyPort):
         for source in self._sources:
             for address in source.addresses():
                 if address in self._holders:
-                    raise SettingError(f"two sources of keys hold {address}")
+                    raise SettingError(f"two key sources contain the key of {address}: remove one")
                 self._holders[address] = source
 
     def __repr__(self) -> str:
@@ -38,9 +38,9 @@ class KeyRing(KeyPort):
     def addresses(self) -> Sequence[Address]:
         return tuple(self._holders)
 
-    def signs_at_once(self, address: Address) -> bool:
+    def signs_locally(self, address: Address) -> bool:
         holder = self._holders.get(address)
-        return holder is not None and holder.signs_at_once(address)
+        return holder is not None and holder.signs_locally(address)
 
     async def sign(self, address: Address, txs: Sequence[UnsignedTx]) -> Sequence[SignedTx]:
         holder = self._holders.get(address)
@@ -67,9 +67,9 @@ async def load_keys(
     password_file: Path | None = None,
     remote_url: str | None = None,
 ) -> KeyRing:
-    """Raises `SettingError` for what the settings' author can mend, `Unready` when the signing service is silent."""
+    """Load all keys; raise `SettingError` if a setting is wrong, `Unready` if the signing service does not answer."""
     if (keystore_dir is None) != (password_file is None):
-        raise SettingError("a keystore directory and its password file are set together or not at all")
+        raise SettingError("set both keys.keystore_dir and keys.keystore_password_file, or neither")
     sources: list[KeyPort] = []
     if private_keys:
         sources.append(LocalKeys.from_hex(private_keys))

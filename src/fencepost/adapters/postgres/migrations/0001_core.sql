@@ -1,11 +1,11 @@
--- The core: who may act for a signer, what was asked, what was signed, what happened.
+-- The core: leases, requests, attempts and the journal.
 --
--- Every key carries the chain. Addresses and hashes are lower-case hex text, so that a person can read them in psql.
--- Rows of signer_lease are never deleted: a deleted row would start its tokens again.
+-- Every key contains the chain. Addresses and hashes are lower-case hex text, so that a person can read them in psql.
+-- Rows of signer_lease are never deleted: the tokens of a deleted row would restart.
 --
--- The server reads a table's checks anew for every statement that writes to it, which costs a small commit more than its
--- rows do. What one column must be is therefore said by its type: that is read once a connection, and asked only when
--- the column is written. What columns must be together, in the tables of the hot path, is one call of a function.
+-- PostgreSQL reads a table's CHECK constraints for every statement that writes to it, which costs a small commit more than its
+-- rows do. Conditions on one column are therefore part of its domain: PostgreSQL reads a domain once per connection and checks
+-- it only when the column is written. Conditions on several columns, in the tables of the hot path, are one function call.
 
 CREATE DOMAIN chain_number AS bigint CHECK (VALUE > 0);
 CREATE DOMAIN address AS text CHECK (length(VALUE) = 42);
@@ -15,6 +15,8 @@ CREATE DOMAIN natural_number AS bigint CHECK (VALUE >= 0);
 CREATE DOMAIN wei AS numeric CHECK (VALUE >= 0);
 CREATE DOMAIN tally AS integer CHECK (VALUE >= 0);
 CREATE DOMAIN prose AS text CHECK (length(VALUE) <= 2000);
+-- A deadline that every client library can read back: the API accepts ten years, this rejects years beyond 9999.
+CREATE DOMAIN deadline AS timestamptz CHECK (VALUE >= '2000-01-01Z' AND VALUE < '9000-01-01Z');
 
 CREATE TABLE signer_lease (
   chain_id       bigint      NOT NULL CHECK (chain_id > 0),
@@ -25,14 +27,14 @@ CREATE TABLE signer_lease (
   acquired_at    timestamptz NOT NULL,
   expires_at     timestamptz NOT NULL,
   PRIMARY KEY (chain_id, signer),
-  -- Makes a change of token a change of key, so that FOR KEY SHARE of a fenced write holds up a take-over.
+  -- Makes a change of token a change of key, so that the FOR KEY SHARE lock of a fenced write blocks a take-over.
   UNIQUE (chain_id, signer, fencing_token)
 ) WITH (fillfactor = 50);
 
 CREATE INDEX signer_lease_owner ON signer_lease (incarnation);
 
--- One row a term. `sealed_snapshot` is what was visible when the term began: whatever an older token wrote must lie
--- inside it, which is how a late write is found out.
+-- One row per term. `sealed_snapshot` is the snapshot in which the term began: every write with an older token must be visible
+-- in it; a write that is not was late.
 CREATE TABLE lease_term (
   chain_id        bigint      NOT NULL,
   signer          text        NOT NULL,
@@ -44,26 +46,52 @@ CREATE TABLE lease_term (
   PRIMARY KEY (chain_id, signer, fencing_token)
 );
 
--- The histories of the database that nodes have met, by timeline: a promoted server begins a new one, and may have lost
--- the cursor of a signer that looks new. The history that the tables were made in has lost nothing of them.
+-- The histories of the database. A new one begins when the identity of the database differs from the one that was
+-- recorded last: a replica was promoted, or this is a copy (a restored dump, a restored base backup, CREATE DATABASE …
+-- TEMPLATE). Commits may then be missing, among them the cursor of a signer that looks new.
+-- `history` is in the upper bits of every fencing token. `epoch` comes first in the order of the journal, because
+-- another cluster has its own transaction ids. Epochs are milliseconds since 1970, so that two copies of one backup
+-- differ. The key contains the whole identity: after a restore of the data alone, two rows can have the same number.
 CREATE TABLE database_history (
-  timeline  bigint      PRIMARY KEY,
-  began_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+  history       bigint      NOT NULL,
+  epoch         bigint      NOT NULL,
+  system_id     bigint      NOT NULL,
+  timeline      bigint      NOT NULL,
+  database_oid  bigint      NOT NULL,
+  table_oid     bigint      NOT NULL,
+  is_copy       boolean     NOT NULL, -- false: the first history, or a promoted replica of the previous one
+  began_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (history, system_id, timeline, database_oid, table_oid)
 );
 
-INSERT INTO database_history (timeline, began_at)
-SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint, '-infinity';
+-- The identity of this database: the cluster, its timeline, the database, and the table (a dump that is restored in place
+-- creates new tables).
+CREATE VIEW database_identity AS
+SELECT c.system_identifier AS system_id,
+       ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint AS timeline,
+       d.oid::bigint AS database_oid,
+       'database_history'::regclass::oid::bigint AS table_oid
+  FROM pg_control_system() c
+ CROSS JOIN pg_database d
+ WHERE d.datname = current_database();
 
-CREATE DOMAIN cursor_state AS text CHECK (VALUE IN ('ACTIVE', 'PAUSED', 'PROTECT'));
+-- The first history: no commit can be missing in the history that created the tables.
+INSERT INTO database_history (history, epoch, system_id, timeline, database_oid, table_oid, is_copy, began_at)
+SELECT i.timeline << 8, (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+       i.system_id, i.timeline, i.database_oid, i.table_oid, false, '-infinity'
+  FROM database_identity i;
+
+CREATE DOMAIN cursor_state AS text CHECK (VALUE IN ('ACTIVE', 'PROTECT'));
 
 CREATE TABLE signer_nonce_cursor (
   chain_id       chain_number   NOT NULL,
   signer         address        NOT NULL,
   next_nonce     natural_number NOT NULL,
   start_nonce    natural_number NOT NULL,
-  is_doubted     boolean        NOT NULL DEFAULT false, -- bytes whose commit was lost may be out at the next nonces
+  is_doubted     boolean        NOT NULL DEFAULT false, -- signed bytes whose commit was lost may have been sent with the next nonces
   state          cursor_state   NOT NULL DEFAULT 'ACTIVE',
   reason         prose,
+  pause          prose,         -- the reason an operator gave for the pause; NULL: not paused
   fencing_token  bigint         NOT NULL,
   updated_at     timestamptz    NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer),
@@ -72,10 +100,11 @@ CREATE TABLE signer_nonce_cursor (
 
 CREATE DOMAIN tx_kind AS text CHECK (VALUE IN ('intent', 'handler', 'filler'));
 CREATE DOMAIN request_name AS text CHECK (length(VALUE) BETWEEN 1 AND 200);
-CREATE DOMAIN tx_sub_state AS text CHECK (VALUE IN ('STALE', 'STUCK', 'UNFUNDED', 'PROTECT', 'REFUSED'));
+CREATE DOMAIN tx_sub_state AS text
+  CHECK (VALUE IN ('STALE', 'STUCK', 'BELOW_MARKET', 'PENDING_IN_POOL', 'UNFUNDED', 'PROTECT', 'REFUSED', 'SUPERSEDED'));
 CREATE DOMAIN tx_ending AS text CHECK (VALUE IN ('FAILED', 'CANCELLED'));
 
--- What a transaction must have in each state, and that it is live until it has ended.
+-- Check which columns a transaction has in each state, and that it is live until it has ended.
 CREATE FUNCTION managed_tx_stands(
   state text, is_live boolean, nonce bigint, block_number bigint, block_hash text, finished_at timestamptz
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
@@ -104,15 +133,15 @@ CREATE TABLE managed_tx (
   origin           uuid,          -- the incarnation that holds the handler of a 'handler' row
   payload          jsonb          NOT NULL,
   payload_digest   digest         NOT NULL,
-  valid_until      timestamptz,
+  valid_until      deadline,
 
   version          bigint         NOT NULL DEFAULT 1,
   state            text           NOT NULL DEFAULT 'QUEUED',
-  -- Changes once in a lifetime, so that the steps in between touch no index.
+  -- Changes once in a transaction's life, so that the transitions in between update no index.
   is_live          boolean        NOT NULL DEFAULT true,
   sub_state        tx_sub_state,
   nonce            natural_number,
-  ending           tx_ending,     -- what it becomes when a filler takes its nonce
+  ending           tx_ending,     -- the state that it gets once a filler has consumed its nonce
   error            prose,
 
   submit_count     tally          NOT NULL DEFAULT 0,
@@ -120,12 +149,12 @@ CREATE TABLE managed_tx (
   next_resubmit_at timestamptz,
   journal_count    integer        NOT NULL DEFAULT 0,
 
-  tx_hash          hash,          -- of the attempt that mined, else the latest
+  tx_hash          hash,          -- of the mined attempt, else of the latest
   block_number     bigint,
   block_hash       hash,
   receipt          json,
   confirmations    json,
-  sends            json,          -- of each attempt: how often it was sent, and what was said of it last
+  sends            json,          -- per attempt: how often it was sent, and the last result
 
   fencing_token    bigint,
   created_at       timestamptz    NOT NULL DEFAULT clock_timestamp(),
@@ -134,24 +163,24 @@ CREATE TABLE managed_tx (
 
   UNIQUE (chain_id, signer, request_id),
   CONSTRAINT managed_tx_stands CHECK (managed_tx_stands(state, is_live, nonce, block_number, block_hash, finished_at))
-) WITH (fillfactor = 25); -- a row gets its nonce in its own page, so that no index is touched: none may name what changes then
+) WITH (fillfactor = 25); -- room for a HOT update when a row gets its nonce: no index may contain a column that changes then
 
--- What a lane loads: the live rows of a signer, those with a nonce first by nonce, the queue by arrival.
+-- For loading a lane: the live rows of a signer, those with a nonce by nonce, the queue by arrival.
 CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live;
 
--- What ended with an error, which few do: among them is what was lost before it had bytes.
+-- The few transactions that ended with an error, among them those that were lost before they had an attempt.
 CREATE INDEX managed_tx_ended_badly ON managed_tx (chain_id, signer, seq) WHERE NOT is_live AND error IS NOT NULL;
 
--- What ended from a block on, after a fork. Rows come in about the order of their blocks: ranges suffice, and cost nothing.
-CREATE INDEX managed_tx_block ON managed_tx USING brin (block_number) WITH (pages_per_range = 32, autosummarize = on);
+-- Ended transactions by block: read from the newest block down when a node starts, and from a block up after a fork.
+CREATE INDEX managed_tx_ended_block ON managed_tx (chain_id, block_number) WHERE NOT is_live AND block_number IS NOT NULL;
 
 CREATE DOMAIN attempt_number AS integer CHECK (VALUE >= 1);
 CREATE DOMAIN attempt_purpose AS text CHECK (VALUE IN ('intent', 'filler'));
 CREATE DOMAIN envelope_type AS smallint CHECK (VALUE BETWEEN 0 AND 2);
 CREATE DOMAIN gas_amount AS bigint CHECK (VALUE > 0);
 
--- A signer's nonce belongs to one transaction: the bytes of each begin with attempt 1, and nothing is sent that is not
--- stored here. The key lets no second transaction have bytes for a nonce, whatever else went wrong. Rows never change.
+-- The signed bytes. A nonce belongs to one transaction, whose attempts are numbered from 1, and only bytes that are stored here
+-- are ever sent. The key rejects the attempt of a second transaction for a nonce, whatever else went wrong. Rows never change.
 CREATE TABLE tx_attempt (
   tx_id          uuid            NOT NULL,
   attempt        attempt_number  NOT NULL,
@@ -168,12 +197,12 @@ CREATE TABLE tx_attempt (
   fencing_token  bigint          NOT NULL,
   created_at     timestamptz     NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer, nonce, attempt),
-  UNIQUE (tx_hash, chain_id), -- the hash first: a plan made while the table was empty must not look up by the chain alone
+  UNIQUE (tx_hash, chain_id), -- the hash first: a plan made while the table was empty must not search by the chain alone
   CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
 );
 
--- Which state may follow which: `domain/states.py` is the source, a test compares, every fenced write obeys. A function of
--- one expression, because that becomes part of the statement: a table would be looked up in for each row.
+-- The legal transitions. `domain/states.py` is the source, a test compares the two, and every fenced write checks them. PostgreSQL
+-- inlines a function of one expression; a table would need a lookup per row.
 CREATE FUNCTION may_follow(old_state text, new_state text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT old_state || '>' || new_state = ANY ('{
     QUEUED>QUEUED,QUEUED>ALLOCATED,QUEUED>SUSPENDED,QUEUED>FAILED,QUEUED>CANCELLED,
@@ -187,185 +216,78 @@ CREATE FUNCTION may_follow(old_state text, new_state text) RETURNS boolean LANGU
   }'::text[])
 $$;
 
--- Append-only, and no row is asked for by itself, so it has no key. A sheet is what one commit says of transactions to
--- which the same happened: for each of them, the same events in the same order. They are of one signer, whose token it
--- carries; only requests that were just stored, under nobody's token, are told of for several signers at once. What is
--- written together is one row; the view below shows one row an event. (xid, id) below
--- pg_snapshot_xmin(pg_current_snapshot()) is an order in which nothing appears late.
-CREATE TABLE journal_sheet (
-  id             bigint      GENERATED ALWAYS AS IDENTITY (INCREMENT BY 256), -- of its first line; the others follow it
+CREATE FUNCTION newest_epoch() RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT max(epoch) FROM database_history
+$$;
+
+-- The journal as it is stored: append-only, and without a key, because no single row is ever looked up. A batch contains
+-- transactions that had the same events in the same order in one commit. They belong to one signer, and the batch carries the
+-- token of that signer's term; only the batches of newly stored requests have no token and may contain several signers. The
+-- view below shows one row per event. (epoch, xid, id) below the newest epoch and pg_snapshot_xmin(pg_current_snapshot()) is an
+-- order in which no row appears late: within an epoch, transaction ids come from one cluster, and every batch of an older epoch
+-- was committed before the newest epoch began.
+CREATE TABLE journal_batch (
+  id             bigint      GENERATED ALWAYS AS IDENTITY (INCREMENT BY 256), -- of its first event; the other events have the ids after it
+  -- A node sets `fencepost.epoch` on each connection after it has compared the database's identity.
+  epoch          bigint      NOT NULL DEFAULT coalesce(nullif(current_setting('fencepost.epoch', true), '')::bigint, newest_epoch()),
   xid            xid8        NOT NULL DEFAULT pg_current_xact_id(),
   at             timestamptz NOT NULL DEFAULT clock_timestamp(),
   chain_id       bigint      NOT NULL,
   signer         text,
-  signers        text[], -- of each transaction, where requests of several signers were stored together
-  -- The first eleven characters of the ids of its transactions, which 256 ms of requests share: a transaction is looked
-  -- for on the sheets of its moment. NULL: it is of the signer itself.
-  moment         text        COLLATE "C",
+  signers        text[], -- per transaction, if requests of several signers were stored together
+  -- The first eleven characters of the ids of its transactions, which all requests of 256 ms share: a transaction's events are
+  -- found in the batches with its prefix. NULL: the event concerns the signer itself.
+  id_prefix         text        COLLATE "C",
   tx_ids         uuid[]      NOT NULL,
   events         text[]      NOT NULL,
-  states         text[]      NOT NULL, -- of the transaction after each event
-  details        json,                 -- of each event of each transaction, in one array; NULL: there is nothing more to say
+  states         text[]      NOT NULL, -- the transaction's state after each event
+  details        json,                 -- per event of each transaction, in one array; NULL: no event has details
   node           text,
   fencing_token  bigint
-) WITH (toast_tuple_target = 8160); -- a sheet stays as it is, in one piece
+) WITH (toast_tuple_target = 8160); -- keeps a batch in its page, neither compressed nor moved to TOAST
 
-CREATE INDEX journal_sheet_moment ON journal_sheet (moment, id) WHERE moment IS NOT NULL;
+CREATE INDEX journal_batch_id_prefix ON journal_batch (id_prefix, id) WHERE id_prefix IS NOT NULL;
 
--- The journal, one row an event. `together` are all transactions of its sheet: who looks for one names it there, too.
+-- The journal, one row per event. `together` lists all transactions of the batch: a query for one transaction also filters by it.
 CREATE VIEW journal AS
-SELECT s.id + line.position - 1 AS id, s.xid, s.at, s.chain_id,
+SELECT s.id + line.position - 1 AS id, s.epoch, s.xid, s.at, s.chain_id,
        coalesce(s.signer, s.signers[(line.position - 1) / cardinality(s.events) + 1]) AS signer,
        s.tx_ids[(line.position - 1) / cardinality(s.events) + 1] AS tx_id,
        s.events[(line.position - 1) % cardinality(s.events) + 1] AS event,
        s.states[(line.position - 1) % cardinality(s.events) + 1] AS state,
        CASE WHEN json_typeof(line.detail) <> 'null' THEN line.detail END AS detail,
-       s.node, s.fencing_token, s.moment, s.tx_ids AS together
-  FROM journal_sheet s
+       s.node, s.fencing_token, s.id_prefix, s.tx_ids AS together
+  FROM journal_batch s
  CROSS JOIN LATERAL json_array_elements(
          coalesce(s.details, array_to_json(array_fill(NULL::text, ARRAY[cardinality(s.tx_ids) * cardinality(s.events)])))
        ) WITH ORDINALITY AS line (detail, position);
 
--- What people ask of a lane. Any node writes a row; the lane that holds the lease carries it out, fenced.
+-- Operator commands. Any node inserts a row; the lane of the lease holder runs the command with a fenced write.
 CREATE TABLE lane_command (
   id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   chain_id       bigint      NOT NULL,
   signer         text        NOT NULL,
   tx_id          uuid,
   command        text        NOT NULL
-    CHECK (command IN ('cancel', 'suspend', 'resume', 'resubmit', 'bump', 'protect', 'unprotect', 'pause', 'unpause')),
+    CHECK (command IN ('cancel', 'suspend', 'resume', 'resubmit', 'bump', 'protect', 'unprotect', 'pause', 'unpause',
+                       'withdraw')),
   detail         jsonb       NOT NULL DEFAULT '{}',
   asked_by       text        NOT NULL,
   reason         text        CHECK (length(reason) <= 2000),
   asked_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
   done_at        timestamptz,
-  outcome        text        CHECK (length(outcome) <= 2000)
+  outcome        text        CHECK (length(outcome) <= 2000),
+  applied        boolean     -- whether it changed anything; NULL until it is done
 );
 
 CREATE INDEX lane_command_open ON lane_command (chain_id, signer, id) WHERE done_at IS NULL;
 
--- What a lane decided, as `commit_lane` takes it: of itself, of its transactions, their new bytes, and what the journal gets.
-CREATE TYPE lane_write AS (
-  chain_id       bigint,
-  signer         text,
-  token          bigint,
-  next_expected  bigint,
-  state_expected text,
-  next_nonce     bigint, -- NULL: the cursor stays as it is
-  start_nonce    bigint,
-  is_doubted     boolean,
-  cursor_state   text,
-  reason         text
-);
-CREATE TYPE tx_change AS (
-  tx_id              uuid,
-  version            bigint,
-  state              text,
-  sub_state          text,
-  nonce              bigint,
-  ending             text,
-  error              text,
-  submit_count       integer,
-  journal_count      integer,
-  submitted_ago_s    float8,
-  resubmit_in_s      float8,
-  tx_hash            text,
-  block_number       bigint,
-  block_hash         text,
-  sets_receipt       boolean,
-  receipt            json,
-  sets_confirmations boolean,
-  confirmations      json,
-  sets_sends         boolean,
-  sends              json
-);
-CREATE TYPE new_attempt AS (
-  tx_id       uuid,
-  attempt     integer,
-  nonce       bigint,
-  purpose     text,
-  tx_type     smallint,
-  gas         bigint,
-  fee_cap_wei numeric,
-  tip_wei     numeric,
-  raw         bytea,
-  tx_hash     text
-);
-CREATE TYPE new_sheet AS (moment text, tx_ids uuid[], events text[], states text[], details json);
-
--- The fenced write of a single lane, row by row: what `commit_lanes` does for many. One statement for all of it costs the
--- server half as much again when the rows are few, because it makes ready for any number of them first.
--- NULL: the term is over, nothing was written. False: the cursor has moved, nothing was written. A transaction that has
--- moved fails the statement, which undoes all of it.
-CREATE FUNCTION commit_lane(
-  lane lane_write, changes tx_change[], attempts new_attempt[], sheets new_sheet[], node text
-) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-  c tx_change;
-  a new_attempt;
-  e new_sheet;
+-- The fenced write checks rows before it updates them. If another statement of the same term has changed one in between, the
+-- UPDATE skips it; this function then undoes everything.
+CREATE FUNCTION all_written(written bigint, wanted bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM FROM signer_lease s
-    WHERE s.chain_id = lane.chain_id AND s.signer = lane.signer AND s.fencing_token = lane.token
-      FOR KEY SHARE;
-  IF NOT FOUND THEN
-    RETURN NULL;
+  IF written IS DISTINCT FROM wanted THEN
+    RAISE EXCEPTION 'a row was changed by another statement' USING ERRCODE = 'serialization_failure';
   END IF;
-  IF lane.next_nonce IS NOT NULL THEN
-    IF lane.next_expected IS NULL THEN
-      INSERT INTO signer_nonce_cursor
-             (chain_id, signer, next_nonce, start_nonce, is_doubted, state, reason, fencing_token)
-      VALUES (lane.chain_id, lane.signer, lane.next_nonce, lane.start_nonce, lane.is_doubted, lane.cursor_state,
-              lane.reason, lane.token)
-          ON CONFLICT DO NOTHING;
-    ELSE
-      UPDATE signer_nonce_cursor k
-         SET next_nonce = lane.next_nonce, start_nonce = lane.start_nonce, is_doubted = lane.is_doubted,
-             state = lane.cursor_state, reason = lane.reason, fencing_token = lane.token, updated_at = clock_timestamp()
-       WHERE k.chain_id = lane.chain_id AND k.signer = lane.signer
-         AND k.next_nonce = lane.next_expected AND k.state = lane.state_expected;
-    END IF;
-    IF NOT FOUND THEN
-      RETURN false;
-    END IF;
-  END IF;
-  FOREACH c IN ARRAY changes LOOP
-    UPDATE managed_tx t
-       SET version = t.version + 1,
-           state = c.state,
-           sub_state = c.sub_state,
-           nonce = c.nonce,
-           ending = c.ending,
-           error = c.error,
-           submit_count = c.submit_count,
-           journal_count = c.journal_count,
-           last_submit_at = clock_timestamp() - make_interval(secs => c.submitted_ago_s),
-           next_resubmit_at = clock_timestamp() + make_interval(secs => c.resubmit_in_s),
-           tx_hash = c.tx_hash,
-           block_number = c.block_number,
-           block_hash = c.block_hash,
-           receipt = CASE WHEN c.sets_receipt THEN c.receipt ELSE t.receipt END,
-           confirmations = CASE WHEN c.sets_confirmations THEN c.confirmations ELSE t.confirmations END,
-           sends = CASE WHEN c.sets_sends THEN c.sends ELSE t.sends END,
-           fencing_token = lane.token,
-           updated_at = clock_timestamp(),
-           is_live = c.state NOT IN ('CONFIRMED', 'FAILED', 'CANCELLED'),
-           finished_at = CASE WHEN c.state IN ('CONFIRMED', 'FAILED', 'CANCELLED') THEN clock_timestamp() END
-     WHERE t.tx_id = c.tx_id AND t.version = c.version AND may_follow(t.state, c.state);
-    IF NOT FOUND THEN
-      RAISE EXCEPTION 'transaction % is not as remembered', c.tx_id USING ERRCODE = 'serialization_failure';
-    END IF;
-  END LOOP;
-  FOREACH a IN ARRAY attempts LOOP
-    INSERT INTO tx_attempt
-           (tx_id, attempt, chain_id, signer, nonce, purpose, tx_type, gas, fee_cap_wei, tip_wei, raw, tx_hash,
-            fencing_token)
-    VALUES (a.tx_id, a.attempt, lane.chain_id, lane.signer, a.nonce, a.purpose, a.tx_type, a.gas, a.fee_cap_wei,
-            a.tip_wei, a.raw, a.tx_hash, lane.token);
-  END LOOP;
-  FOREACH e IN ARRAY sheets LOOP
-    INSERT INTO journal_sheet (chain_id, signer, moment, tx_ids, events, states, details, node, fencing_token)
-    VALUES (lane.chain_id, lane.signer, e.moment, e.tx_ids, e.events, e.states, e.details, node, lane.token);
-  END LOOP;
   RETURN true;
 END $$;

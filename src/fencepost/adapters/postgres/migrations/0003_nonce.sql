@@ -1,7 +1,7 @@
--- The nonce service: who a signer belongs to, where its sequence stands, who holds which nonce.
+-- The nonce service: which part uses a signer, the signer's cursor, and its nonces.
 --
--- A signer is used by the core or by the nonce service, never by both: the first use decides, and the primary key is
--- the judge. Rows of signer_use are never changed and never deleted.
+-- A signer is used by the core or by the nonce service, never by both: the first use decides, and the primary key
+-- enforces it. Rows of signer_use are never changed and never deleted.
 
 CREATE TABLE signer_use (
   chain_id bigint NOT NULL CHECK (chain_id > 0),
@@ -20,7 +20,7 @@ CREATE TABLE nonce_cursor (
   signer        text        NOT NULL,
   start_nonce   bigint      NOT NULL CHECK (start_nonce >= 0),
   next_nonce    bigint      NOT NULL,
-  chain_floor   bigint      NOT NULL DEFAULT 0, -- what the chain had seen when it was last asked: nothing below is given again
+  chain_floor   bigint      NOT NULL DEFAULT 0, -- the chain's nonce when it was last read: no nonce below is allocated again
   fencing_token bigint,
   updated_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer),
@@ -32,11 +32,11 @@ CREATE TABLE nonce_slot (
   signer        text        NOT NULL,
   nonce         bigint      NOT NULL CHECK (nonce >= 0),
   state         text        NOT NULL CHECK (state IN ('HELD', 'SUBMITTED', 'CONSUMED', 'RELEASED')),
-  hold          uuid,       -- whose hold it is, or was last; a mark with another one is refused
+  hold          uuid,       -- the token of the current or last hold; a mark with another token is rejected
   tx_hash       text        CHECK (tx_hash ~ '^0x[0-9a-f]{64}$'),
   held_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
   expires_at    timestamptz NOT NULL,
-  revision      bigint      NOT NULL DEFAULT 0, -- of a state that is written behind: an older one never replaces a newer
+  revision      bigint      NOT NULL DEFAULT 0, -- of a write-behind state: an older revision never replaces a newer one
   fencing_token bigint,
   PRIMARY KEY (chain_id, signer, nonce),
   CHECK (state <> 'SUBMITTED' OR tx_hash IS NOT NULL),
@@ -47,8 +47,8 @@ CREATE INDEX nonce_slot_released ON nonce_slot (chain_id, signer, nonce) WHERE s
 CREATE INDEX nonce_slot_held ON nonce_slot (chain_id, signer, expires_at) WHERE state = 'HELD';
 CREATE INDEX nonce_slot_submitted ON nonce_slot (chain_id, signer, nonce) WHERE state = 'SUBMITTED';
 
--- A stretch of nonces that one process hands out by itself. `seen_at` is its last sign of life; a retired block may no
--- longer be written to, and what is missing in it may be given again.
+-- A range of nonces that one process allocates from memory. `seen_at` is its last heartbeat. A process can't write to a retired
+-- block, and nonces of it that were never stored may be allocated again.
 CREATE TABLE nonce_block (
   block_id    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   chain_id    bigint      NOT NULL,

@@ -1,6 +1,6 @@
--- Whether Redis speaks for a signer of scheme redis_full: one answer for all processes, because a process that alone
--- can't reach Redis would otherwise give what others give from it. Redis is off from one time until another; each time
--- that it is turned off begins a new epoch, and a Redis that was loaded in another one gives nothing.
+-- Whether Redis allocates for a signer of scheme redis_full. All processes share the setting: a single process that can't reach
+-- Redis would otherwise allocate nonces that the others also get from Redis. Redis is off between two times. Switching it off
+-- begins a new epoch, and a Redis that was loaded in another epoch allocates nothing.
 
 ALTER TABLE nonce_cursor
   ADD COLUMN redis_epoch     bigint NOT NULL DEFAULT 0,

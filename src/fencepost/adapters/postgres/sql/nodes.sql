@@ -1,6 +1,7 @@
 -- name: node_join
--- Takes a name for this process, if nobody alive has it: it is new, its time is over, or it was seen not to move.
--- unfenced: no signer's record; the table decides nothing but who is asked first
+-- Register this process under a node name, if the name is new, its row has expired, or the given incarnation that holds it has
+-- sent no heartbeat since the given time.
+-- unfenced: no signer's record; the table only decides which node tries first to acquire a lease
 INSERT INTO fencepost_node AS n
        (node_id, incarnation, url, mode, serves, version, started_at, heartbeat_at, expires_at)
 VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp(),
@@ -15,15 +16,16 @@ VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp(),
 RETURNING n.node_id
 
 -- name: node_beat
--- Says that this process is alive; no row means that another one has its name.
+-- Record a heartbeat; no row means that another process has taken the name.
 -- unfenced: no signer's record; bound to the process by its incarnation
 UPDATE fencepost_node
-   SET heartbeat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $3)
+   SET heartbeat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $3),
+       silent_chains = $4
  WHERE node_id = $1 AND incarnation = $2
 RETURNING node_id
 
 -- name: node_leave
--- Gives the name back at once.
+-- Release the node name.
 -- unfenced: no signer's record; bound to the process by its incarnation
 UPDATE fencepost_node
    SET expires_at = '-infinity'
@@ -31,13 +33,13 @@ UPDATE fencepost_node
 RETURNING node_id
 
 -- name: nodes_forget
--- Removes nodes that were last heard of days ago.
--- unfenced: no signer's record; a name carries no token that could start again
+-- Delete nodes whose last heartbeat is more than seven days old.
+-- unfenced: no signer's record; a name has no token that could restart
 DELETE FROM fencepost_node
  WHERE expires_at < clock_timestamp() AND heartbeat_at < clock_timestamp() - interval '7 days'
 
 -- name: nodes_list
--- All nodes that are known, those alive first.
+-- List all known nodes, live ones first.
 SELECT n.node_id, n.incarnation, n.url, n.mode, n.serves, n.version, n.started_at, n.heartbeat_at,
        n.expires_at > clock_timestamp() AS is_live,
        (SELECT count(*)
@@ -48,15 +50,27 @@ SELECT n.node_id, n.incarnation, n.url, n.mode, n.serves, n.version, n.started_a
  LIMIT 10000
 
 -- name: node_place
--- Where a live node is reached.
+-- Find the URL of a live node.
 SELECT n.url, n.incarnation
   FROM fencepost_node n
  WHERE n.node_id = $1 AND n.url IS NOT NULL AND n.expires_at > clock_timestamp()
 
 -- name: nodes_live
--- The nodes that are alive.
-SELECT n.node_id, n.incarnation, n.mode, n.serves
+-- List the live nodes.
+SELECT n.node_id, n.incarnation, n.mode, n.serves, n.silent_chains
   FROM fencepost_node n
  WHERE n.expires_at > clock_timestamp()
  ORDER BY n.node_id
  LIMIT 10000
+
+-- name: rights_missing
+-- List which of these privileges on tables ($1, $2) and which USAGE of sequences ($3) the current role lacks. It can't see a
+-- table if it may not use the table's schema.
+SELECT w.name, w.privilege, current_user::text AS role
+  FROM unnest($1::text[], $2::text[]) AS w (name, privilege)
+ WHERE has_table_privilege(to_regclass(w.name), w.privilege) IS NOT TRUE
+ UNION ALL
+SELECT s.name, 'USAGE', current_user::text
+  FROM unnest($3::text[]) AS s (name)
+ WHERE has_sequence_privilege(to_regclass(s.name), 'USAGE') IS NOT TRUE
+ ORDER BY name, privilege

@@ -1,26 +1,26 @@
 -- name: nonce_register
--- Makes a signer nonce-only, unless it belongs to somebody already.
+-- Make a signer nonce-only, unless it is already registered.
 -- unfenced: the primary key decides, once and for all
 INSERT INTO signer_use (chain_id, signer, used_by) VALUES ($1, $2, 'nonce') ON CONFLICT DO NOTHING
 
 -- name: signer_used_by
--- Who uses a signer.
+-- Say which part uses a signer: the core or the nonce service.
 SELECT used_by FROM signer_use WHERE chain_id = $1 AND signer = $2
 
 -- name: nonce_cursor_open
--- Begins a signer's sequence.
--- unfenced: a new row gives out nothing
+-- Insert a signer's cursor.
+-- unfenced: a new row allocates nothing
 INSERT INTO nonce_cursor (chain_id, signer, start_nonce, next_nonce, chain_floor)
 VALUES ($1, $2, $3, $3, $3)
     ON CONFLICT DO NOTHING
 
 -- name: nonce_cursor_lock
--- One allocation at a time for a signer. A statement of its own, so that the next one sees what was committed before.
+-- Lock a signer's cursor: one allocation at a time. A separate statement, so that the next one sees all earlier commits.
 SELECT next_nonce FROM nonce_cursor WHERE chain_id = $1 AND signer = $2 FOR UPDATE
 
 -- name: nonce_take
--- Holds nonces: the smallest released ones first, then the cursor's next. Runs under nonce_cursor_lock.
--- unfenced: the cursor's row lock orders allocations, and the primary key has the last word
+-- Hold nonces: the smallest released ones first, then the cursor's next. Runs under nonce_cursor_lock.
+-- unfenced: the cursor's row lock orders allocations, and the primary key rejects duplicates
 WITH gap AS MATERIALIZED (
   SELECT s.nonce
     FROM nonce_slot s
@@ -54,8 +54,8 @@ WITH gap AS MATERIALIZED (
 SELECT nonce FROM reused UNION ALL SELECT nonce FROM fresh
 
 -- name: nonce_take_gaps
--- Holds the smallest released nonces, if there are any.
--- unfenced: a released row becomes one hold's, under its row lock
+-- Hold the smallest released nonces, if there are any.
+-- unfenced: a released row goes to one hold, under its row lock
 WITH gap AS MATERIALIZED (
   SELECT s.nonce
     FROM nonce_slot s
@@ -73,7 +73,7 @@ UPDATE nonce_slot s
 RETURNING s.nonce
 
 -- name: nonce_occupy
--- Holds nonces that somebody else issued; those that are taken are missing from the answer.
+-- Hold nonces that Redis issued; nonces that are already stored are missing from the result.
 -- unfenced: the primary key gives each nonce to one hold
 INSERT INTO nonce_slot (chain_id, signer, nonce, state, hold, expires_at)
 SELECT o.chain_id, o.signer, o.nonce, 'HELD', o.hold, clock_timestamp() + make_interval(secs => o.hold_for_s)
@@ -84,8 +84,8 @@ SELECT o.chain_id, o.signer, o.nonce, 'HELD', o.hold, clock_timestamp() + make_i
 RETURNING chain_id, signer, nonce, hold
 
 -- name: nonce_take_leased
--- Holds nonces for many signers at once, for their owner alone: released ones first, then the cursor's next.
--- fenced: by FOR KEY SHARE on the lease row with the token, first of all and for all that follows
+-- Hold nonces of many signers for the process that holds their leases: released ones first, then the cursor's next.
+-- fenced: by FOR KEY SHARE on the lease row with the token, taken before all writes and held until the commit
 WITH lane AS MATERIALIZED (
   SELECT *
     FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::uuid[], $7::float8[])
@@ -135,8 +135,8 @@ SELECT chain_id, signer, nonce FROM fresh
 SELECT chain_id, signer, NULL FROM held
 
 -- name: nonce_mark
--- Moves holds to a new state, each only from a state that it may follow and only with the hold's own token.
--- unfenced: the hold names itself; a hold that is over is refused
+-- Move holds to a new state, each only by a legal transition and only with the hold's own token.
+-- unfenced: the hold's token is checked; a hold that has ended is rejected
 WITH asked AS MATERIALIZED (
   SELECT *
     FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::uuid[], $5::text[], $6::text[])
@@ -157,14 +157,14 @@ UPDATE nonce_slot s
 RETURNING l.position
 
 -- name: nonce_look
--- How nonces stand.
+-- Load the state of nonces.
 SELECT a.position, s.nonce, s.state, s.hold, s.tx_hash
   FROM unnest($1::bigint[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (chain_id, signer, nonce, position)
   JOIN nonce_slot s ON s.chain_id = a.chain_id AND s.signer = a.signer AND s.nonce = a.nonce
 
 -- name: nonce_reclaim
--- Releases holds whose time is over, unless they have a hash or the chain has seen their nonce; keeps what it saw.
--- unfenced: the database's clock and the row's own state decide, whoever asks
+-- Release expired holds, unless they have a hash or the chain has seen their nonce; store the chain's nonce as the floor.
+-- unfenced: the database's clock and the row's own state decide, whichever process runs it
 WITH floor AS (
   UPDATE nonce_cursor c SET chain_floor = $3 WHERE c.chain_id = $1 AND c.signer = $2 AND c.chain_floor <> $3
 ), due AS MATERIALIZED (
@@ -183,8 +183,8 @@ UPDATE nonce_slot s
 RETURNING s.nonce
 
 -- name: nonce_heal
--- Releases nonces that were issued but never stored: below an old row, above what the chain has seen, in no live block.
--- unfenced: the primary key refuses whoever comes too late to store one of them
+-- Release nonces that were issued but never stored: below an old row, not below the chain's nonce, in no live block.
+-- unfenced: the primary key rejects a process that stores one of them later
 INSERT INTO nonce_slot (chain_id, signer, nonce, state, expires_at)
 SELECT $1, $2, n, 'RELEASED', clock_timestamp()
   FROM nonce_cursor c
@@ -203,15 +203,15 @@ SELECT $1, $2, n, 'RELEASED', clock_timestamp()
 RETURNING nonce
 
 -- name: nonce_known_next
--- The first nonce above all that the database knows of.
+-- Read the first nonce above all that are stored.
 SELECT greatest(c.next_nonce,
                 (SELECT max(s.nonce) + 1 FROM nonce_slot s WHERE s.chain_id = $1 AND s.signer = $2)) AS next_nonce
   FROM nonce_cursor c
  WHERE c.chain_id = $1 AND c.signer = $2
 
 -- name: nonce_redis_off
--- Says for all processes that Redis is off for a signer, or that it still is. Runs under nonce_cursor_lock.
--- unfenced: it gives nothing; whoever gives looks at it under the same lock
+-- Switch Redis off for a signer in all processes, or prolong that. Runs under nonce_cursor_lock.
+-- unfenced: it allocates nothing; processes that allocate read it under the same lock
 WITH now AS MATERIALIZED (
   SELECT clock_timestamp() AS t
 )
@@ -226,7 +226,7 @@ UPDATE nonce_cursor c
 RETURNING c.redis_epoch
 
 -- name: nonce_redis_standing
--- Whether Redis is off for signers: when that begins and ends, in seconds from now; an end that is past is none.
+-- Read when Redis goes off for signers and when it is on again, in seconds from now; it is on if the end is in the past.
 WITH now AS MATERIALIZED (
   SELECT clock_timestamp() AS t
 )
@@ -237,7 +237,7 @@ SELECT c.chain_id, c.signer, c.redis_epoch,
   JOIN nonce_cursor c ON c.chain_id = a.chain_id AND c.signer = a.signer
 
 -- name: nonce_live_slots
--- A signer's nonces that are not consumed, the largest first.
+-- Load a signer's nonces that are not consumed, the largest first.
 SELECT s.nonce, s.state, s.hold, s.tx_hash, s.revision,
        extract(epoch FROM s.expires_at - clock_timestamp())::float8 AS expires_in_s
   FROM nonce_slot s
@@ -246,11 +246,11 @@ SELECT s.nonce, s.state, s.hold, s.tx_hash, s.revision,
  LIMIT $3
 
 -- name: nonce_last_revision
--- The largest revision of a signer's rows.
+-- Read the largest revision of a signer's rows.
 SELECT coalesce(max(s.revision), 0) FROM nonce_slot s WHERE s.chain_id = $1 AND s.signer = $2
 
 -- name: nonce_write_behind
--- Writes down states that were decided elsewhere; an older one never replaces a newer, and a hash is never forgotten.
+-- Store states that were decided in Redis; an older revision never replaces a newer one, and a hash is never lost.
 -- unfenced: revisions order the writes of one nonce
 INSERT INTO nonce_slot AS s (chain_id, signer, nonce, state, hold, tx_hash, expires_at, revision)
 SELECT w.chain_id, w.signer, w.nonce, w.state, w.hold, w.tx_hash,
@@ -266,7 +266,7 @@ SELECT w.chain_id, w.signer, w.nonce, w.state, w.hold, w.tx_hash,
 RETURNING s.chain_id, s.signer, s.nonce
 
 -- name: nonce_block_take
--- A new block for one process, above all that the database knows of.
+-- Allocate a new block to one process, above all nonces that are stored.
 -- unfenced: the cursor's row lock orders blocks, and they never overlap
 WITH moved AS (
   UPDATE nonce_cursor c
@@ -281,7 +281,7 @@ SELECT $1, $2, m.next_nonce - $4, m.next_nonce, $5 FROM moved m
 RETURNING block_id, first_nonce, past_nonce
 
 -- name: nonce_block_flush
--- Stores holds that were given out of blocks, and that their owner lives; nothing of a retired block is stored.
+-- Store holds that were allocated from blocks, and the blocks' heartbeat; nothing is stored for a retired block.
 -- unfenced: the block's row, which names its owner and is not retired, is the fence
 WITH mine AS (
   UPDATE nonce_block b
@@ -302,7 +302,7 @@ WITH mine AS (
 SELECT block_id, (SELECT count(*) FROM kept) AS kept FROM mine
 
 -- name: nonce_block_give_back
--- Ends blocks of this owner; what was not given out may be given by anybody.
+-- Retire blocks of this owner and release their unused nonces to all processes.
 -- unfenced: the block's row, which names its owner and is not retired, is the fence
 WITH mine AS (
   UPDATE nonce_block b
@@ -320,8 +320,8 @@ WITH mine AS (
 SELECT block_id, (SELECT count(*) FROM given_back) AS given_back FROM mine
 
 -- name: nonce_block_retire_dead
--- Retires blocks whose owner has given no sign of life for long; from then on the owner can't write to them.
--- unfenced: this is what fences the old owner
+-- Retire blocks without a recent heartbeat; from then on their owner can't write to them.
+-- unfenced: this statement fences the old owner
 UPDATE nonce_block b
    SET retired_at = clock_timestamp()
  WHERE b.chain_id = $1 AND b.signer = $2 AND b.retired_at IS NULL
@@ -329,7 +329,7 @@ UPDATE nonce_block b
 RETURNING b.block_id
 
 -- name: nonce_submitted
--- Nonces with a hash that are not closed yet, of one chain, after a place in the order of signer and nonce.
+-- List a page of the submitted nonces of one chain, by signer and nonce.
 SELECT s.signer, s.nonce, s.hold, s.tx_hash
   FROM nonce_slot s
  WHERE s.chain_id = $1 AND s.state = 'SUBMITTED' AND (s.signer, s.nonce) > ($2::text, $3::bigint)
@@ -337,11 +337,11 @@ SELECT s.signer, s.nonce, s.hold, s.tx_hash
  LIMIT $4
 
 -- name: nonce_signers
--- Signers of the nonce service on one chain, in order, after a place in it.
+-- List a page of the signers of the nonce service on one chain.
 SELECT signer FROM nonce_cursor WHERE chain_id = $1 AND signer > $2 ORDER BY signer LIMIT $3
 
 -- name: nonce_has_gaps
--- Which of some signers have nonces that could be given again.
+-- Find which of the given signers have released nonces that can be allocated again.
 SELECT DISTINCT a.chain_id, a.signer
   FROM unnest($1::bigint[], $2::text[]) AS a (chain_id, signer)
   JOIN nonce_cursor c ON c.chain_id = a.chain_id AND c.signer = a.signer
@@ -350,7 +350,7 @@ SELECT DISTINCT a.chain_id, a.signer
                   AND s.nonce >= c.chain_floor)
 
 -- name: nonce_status
--- How a signer stands: its cursor and how many nonces are in each state.
+-- Read a signer's cursor and the number of nonces in each state.
 SELECT c.start_nonce, c.next_nonce, c.chain_floor, n.held, n.expired, n.submitted, n.consumed, n.released,
        n.first_gap, n.top
   FROM nonce_cursor c

@@ -1,18 +1,31 @@
+-- name: ask_lock
+-- Serialize commands for the same signer until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('fencepost command ' || $1::bigint || ' ' || $2::text, 0))
+
 -- name: ask_with_audit
--- Stores what a person asks of a lane, and who it was, in one.
--- unfenced: a wish; the lane carries it out under its lease
-WITH asked AS (
+-- Store an operator command together with its audit row. If the newest open command for the same transaction or signer is the
+-- same, return that one and store nothing. The transaction must run `ask_lock` first.
+-- unfenced: a command changes nothing by itself; the lane runs it under its lease
+WITH newest AS (
+  SELECT id, command, detail
+    FROM lane_command
+   WHERE chain_id = $1 AND signer = $2 AND tx_id IS NOT DISTINCT FROM $3 AND done_at IS NULL
+   ORDER BY id DESC
+   LIMIT 1
+), same AS (
+  SELECT id FROM newest WHERE command = $4 AND detail = $5::jsonb
+), asked AS (
   INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, asked_by, reason)
-  VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7)
+  SELECT $1, $2, $3, $4, $5::jsonb, $6, $7 WHERE NOT EXISTS (SELECT 1 FROM same)
   RETURNING id
 ), audited AS (
   INSERT INTO audit (actor, key_id, action, chain_id, signer, tx_id, command_id, reason, detail, node)
   SELECT $6, $8, $9, $1, $2, $3, id, $7, $5::jsonb, $10 FROM asked
 )
-SELECT id FROM asked
+SELECT id FROM asked UNION ALL SELECT id FROM same
 
 -- name: key_insert
--- A new key of a caller, and who made it.
+-- Store a new API key with its audit row.
 -- unfenced: no signer's record
 WITH made AS (
   INSERT INTO api_key (id, name, secret_hash, scopes, signers, rate_per_s)
@@ -25,32 +38,44 @@ WITH made AS (
 SELECT * FROM made
 
 -- name: key_revoke
--- From now on this key opens nothing; revoking it twice changes nothing.
+-- Revoke an API key. The last admin key is revoked only if $4 is true; a key with fewer signers does not replace one with more.
+-- The rows of all admin keys are locked first: if two are revoked at the same time, the second is recognized as the last.
 -- unfenced: no signer's record
-WITH gone AS (
+WITH admins AS MATERIALIZED (
+  SELECT id, signers FROM api_key
+   WHERE revoked_at IS NULL AND 'admin' = ANY (scopes)
+   ORDER BY id
+     FOR UPDATE
+), last_admin AS (
+  SELECT a.id FROM admins a
+   WHERE a.id = $1
+     AND NOT EXISTS (SELECT 1 FROM admins o WHERE o.id <> a.id AND (o.signers IS NULL OR a.signers IS NOT NULL))
+), gone AS (
   UPDATE api_key
      SET revoked_at = clock_timestamp()
-   WHERE id = $1 AND revoked_at IS NULL
+   WHERE id = $1 AND revoked_at IS NULL AND ($4 OR NOT EXISTS (SELECT 1 FROM last_admin))
   RETURNING id, name
 ), audited AS (
   INSERT INTO audit (actor, action, detail, node)
   SELECT $2, 'key.revoke', jsonb_build_object('key', id, 'name', name), $3 FROM gone
 )
-SELECT id FROM gone
+SELECT CASE WHEN EXISTS (SELECT 1 FROM gone) THEN 'revoked'
+            WHEN EXISTS (SELECT 1 FROM last_admin) THEN 'last_admin'
+            ELSE 'unknown' END
 
 -- name: keys_list
--- All keys, newest first.
+-- List all API keys, newest first.
 SELECT id, name, scopes, signers, rate_per_s, created_at, revoked_at
   FROM api_key
  ORDER BY created_at DESC, id
  LIMIT 10000
 
 -- name: key_find
--- One key that stands, with the hash to compare.
+-- Load an API key that is not revoked, with the hash of its secret.
 SELECT id, name, secret_hash, scopes, signers, rate_per_s, created_at, revoked_at
   FROM api_key
  WHERE id = $1 AND revoked_at IS NULL
 
 -- name: keys_exist
--- Whether any key stands.
-SELECT EXISTS (SELECT 1 FROM api_key WHERE revoked_at IS NULL)
+-- Say whether an API key was ever created, revoked or not: once one exists, every node requires a key.
+SELECT EXISTS (SELECT 1 FROM api_key)

@@ -1,40 +1,45 @@
 -- name: read_tx
--- One transaction, by its id.
+-- Read one transaction by its id.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
-       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
  WHERE t.tx_id = $1
 
 -- name: read_txs
--- Some transactions, by their ids.
+-- Read several transactions by their ids, without receipts.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
-       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, NULL::json AS receipt,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined, NULL::json AS receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
  WHERE t.tx_id = ANY ($1::uuid[])
 
 -- name: read_tx_by_request
--- One transaction, by what its caller named it.
+-- Read one transaction by its request id.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
-       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.request_id = $3
 
 -- name: read_tx_by_hash
--- The transaction that any attempt with this hash belongs to.
+-- Read the transaction that has an attempt with this hash.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
-       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash, t.receipt,
+       t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined, t.receipt,
        t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
   FROM tx_attempt a
   JOIN managed_tx t ON t.tx_id = a.tx_id
  WHERE a.chain_id = ANY ($1::bigint[]) AND a.tx_hash = $2
 
 -- name: read_tx_page
--- Transactions from the newest to the oldest, below one of them: ids rise with time.
+-- Read a page of transactions, newest first, below a given id: ids increase with time.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
        t.finished_at
   FROM managed_tx t
@@ -49,9 +54,10 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
  LIMIT $8
 
 -- name: read_tx_page_tagged
--- The same, of transactions that carry all the given tags; a statement of its own, so that the tags' index serves it.
+-- Read a page of transactions that have all the given tags. A separate statement, so that it uses the index on tags.
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
+       t.receipt IS NOT NULL AS is_mined,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
        t.finished_at
   FROM managed_tx t
@@ -67,7 +73,7 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
  LIMIT $8
 
 -- name: read_attempts
--- What was signed for some transactions, oldest first; without the bytes.
+-- Read the attempts of transactions, oldest first, without the signed bytes.
 SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.tx_hash, a.created_at,
        t.sends
   FROM managed_tx t
@@ -76,37 +82,51 @@ SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei
  ORDER BY a.tx_id, a.attempt
 
 -- name: read_journal_of_tx
--- The newest of what happened to a transaction, oldest first.
+-- Read the newest journal events of a transaction, in order from old to new.
 SELECT id, at, event, state, detail
   FROM (SELECT id, at, event, state, detail
           FROM journal
-         WHERE moment = left($1::uuid::text, 11) AND $1 = ANY (together) AND tx_id = $1
+         WHERE id_prefix = left($1::uuid::text, 11) AND $1 = ANY (together) AND tx_id = $1
          ORDER BY id DESC
          LIMIT $2) newest
  ORDER BY id
 
+-- name: read_last_fork_of_tx
+-- Read the last fork that removed a transaction's block or confirmations.
+SELECT at, detail
+  FROM journal
+ WHERE id_prefix = left($1::uuid::text, 11) AND $1 = ANY (together) AND tx_id = $1 AND event = 'Fork'
+ ORDER BY id DESC
+ LIMIT 1
+
+-- name: read_totals_of_tx
+-- Read a transaction's counters; they include repeated events that the journal does not store.
+SELECT journal_count, submit_count, last_submit_at, updated_at, sends FROM managed_tx WHERE tx_id = $1
+
 -- name: read_completions
--- What ended after a place in the order (xid, id); below the oldest running transaction nothing can appear any more.
--- The place may lie inside a sheet, which then began at most 255 before it.
-SELECT j.xid::text AS xid, j.id, j.at, j.event, j.state, j.tx_id, j.chain_id, j.signer,
-       t.request_id, t.nonce, t.tx_hash, t.block_number, t.error, t.state AS state_now
-  FROM (SELECT s.id AS sheet, s.id + (tx.position - 1) * cardinality(s.events) + e.position - 1 AS id, s.xid, s.at,
-               s.chain_id, s.signer, tx.tx_id, e.event, e.state
-          FROM journal_sheet s
+-- Read the transactions that ended after a position in the order (epoch, xid, id). In the newest epoch no event can appear below
+-- the oldest running database transaction; in older epochs no event can appear at all.
+-- The position may lie inside a batch; the batch's own id is then at most 255 smaller.
+SELECT j.epoch, j.xid::text AS xid, j.id, j.at, j.event, j.state, j.tx_id, j.chain_id, j.signer,
+       t.request_id, t.nonce, t.tx_hash, CASE WHEN t.receipt IS NOT NULL THEN t.block_number END AS block_number,
+       t.error, t.state AS state_now
+  FROM (SELECT s.id AS batch, s.id + (tx.position - 1) * cardinality(s.events) + e.position - 1 AS id, s.epoch, s.xid,
+               s.at, s.chain_id, s.signer, tx.tx_id, e.event, e.state
+          FROM journal_batch s
          CROSS JOIN LATERAL unnest(s.tx_ids) WITH ORDINALITY AS tx (tx_id, position)
          CROSS JOIN LATERAL unnest(s.events, s.states) WITH ORDINALITY AS e (event, state, position)
          WHERE s.events && '{Finish,Refuse,Cancel,Lose}'::text[]
-           AND (s.xid, s.id) > ($1::text::xid8, $2::bigint - 256)
-           AND s.xid < pg_snapshot_xmin(pg_current_snapshot())
-           AND ($3::text[] IS NULL OR s.signer = ANY ($3))) j
+           AND (s.epoch, s.xid, s.id) > ($1::bigint, $2::text::xid8, $3::bigint - 256)
+           AND (s.epoch, s.xid) < ((SELECT max(h.epoch) FROM database_history h), pg_snapshot_xmin(pg_current_snapshot()))
+           AND ($4::text[] IS NULL OR s.signer = ANY ($4))) j
   JOIN managed_tx t ON t.tx_id = j.tx_id
  WHERE j.event IN ('Finish', 'Refuse', 'Cancel', 'Lose')
-   AND (j.xid, j.id) > ($1::text::xid8, $2::bigint)
- ORDER BY j.xid, j.sheet, j.id -- sheet by sheet, so that no more of them are read than are told
- LIMIT $4
+   AND (j.epoch, j.xid, j.id) > ($1::bigint, $2::text::xid8, $3::bigint)
+ ORDER BY j.epoch, j.xid, j.batch, j.id -- batch by batch, so that PostgreSQL reads no more batches than the limit needs
+ LIMIT $5
 
 -- name: read_signers
--- Signers in the order of chain and address, after a place in it: those that the caller knows of and all that ever worked.
+-- Read a page of signers by chain and address: those that the caller names, and all that ever had a lease or a cursor.
 WITH named AS (
   SELECT chain_id, signer FROM unnest($1::bigint[], $2::text[]) AS k (chain_id, signer)
    UNION
@@ -122,8 +142,9 @@ WITH named AS (
 )
 SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
        CASE WHEN s.expires_at > clock_timestamp() THEN s.expires_at END AS held_until,
-       c.next_nonce, c.start_nonce, c.state, c.reason, live.in_flight, live.queued, live.suspended
+       c.next_nonce, c.start_nonce, c.state, c.reason, c.pause, u.used_by, live.in_flight, live.queued, live.suspended
   FROM page p
+  LEFT JOIN signer_use u ON u.chain_id = p.chain_id AND u.signer = p.signer
   LEFT JOIN signer_lease s ON s.chain_id = p.chain_id AND s.signer = p.signer
   LEFT JOIN signer_nonce_cursor c ON c.chain_id = p.chain_id AND c.signer = p.signer
  CROSS JOIN LATERAL (
@@ -136,11 +157,18 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
  ORDER BY p.chain_id, p.signer
 
 -- name: read_command
--- What became of a wish.
-SELECT id, chain_id, signer, tx_id, command, asked_by, reason, asked_at, done_at, outcome
+-- Read an operator command and its outcome.
+SELECT id, chain_id, signer, tx_id, command, asked_by, reason, asked_at, done_at, outcome, applied
   FROM lane_command
  WHERE id = $1
 
 -- name: read_ping
--- That the database answers, and may be written to.
+-- Check that the database responds and accepts writes.
 SELECT NOT pg_is_in_recovery()
+
+-- name: all_signers
+-- List every signer of these chains that has a cursor or a live transaction.
+SELECT c.chain_id, c.signer FROM signer_nonce_cursor c WHERE c.chain_id = ANY ($1::bigint[])
+ UNION
+SELECT t.chain_id, t.signer FROM managed_tx t WHERE t.is_live AND t.chain_id = ANY ($1::bigint[])
+ ORDER BY 1, 2

@@ -1,0 +1,1 @@
+"""Experiments on Fencepost for its developers: chaos runs, simulations, benchmarks and the checks of their results."""

@@ -1,0 +1,1 @@
+"""Network proxies that inject faults between nodes, PostgreSQL and the chain."""

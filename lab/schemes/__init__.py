@@ -1,0 +1,1 @@
+"""The comparison of the schemes of the nonce service under load and faults."""

@@ -1,0 +1,1 @@
+"""The deterministic simulator: real nodes and lanes on simulated ports, in an order that a seed chooses."""

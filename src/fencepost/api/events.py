@@ -1,0 +1,106 @@
+"""Read events over HTTP: pages of the log, and a long poll."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from msgspec import UNSET
+
+from fencepost.api.context import RequestContext, Response
+from fencepost.api.presenters import blocks_out, tx_out
+from fencepost.api.problems import ApiError
+from fencepost.application.queries import TxView
+from fencepost.domain.ids import Address
+from fencepost.events.log import BEGINNING, EventsExpired, Place, parse_place
+from fencepost.events.reader import EventFilter, EventPage
+from fencepost.events.types import Event
+from fencepost.schemas.events import AFTER_NOW, EventData, EventOut, EventsOut
+
+
+async def page(call: RequestContext) -> Response:
+    """Respond with the next events, as soon as there are any or when the wait is over."""
+    wanted = _filter(call)
+    after = await _place(call, call.query.after)
+    try:
+        found = await _read(call, after, wanted)
+    except EventsExpired as error:
+        raise ApiError("events_expired", str(error), field="after") from None
+    return Response(EventsOut(items=await present_events(call, found.events), next=found.next.id))
+
+
+async def _read(call: RequestContext, after: Place, wanted: EventFilter) -> EventPage:
+    reader, query = call.services.events_log, call.query
+    if not query.wait:
+        return await reader.page(after, wanted, limit=query.limit)
+    with call.authenticator.waiting(call.caller):
+        waiting = reader.wait(after, wanted, limit=query.limit, timeout_s=query.wait)
+        return await call.cancel_on_disconnect(waiting)
+
+
+def _filter(call: RequestContext) -> EventFilter:
+    query, allowed = call.query, call.caller.addresses
+    addresses: frozenset[Address] | None = None if allowed is None else frozenset(allowed)
+    if query.signer:
+        requested = frozenset(call.address(text, "signer") for text in query.signer)
+        addresses = requested if addresses is None else requested & addresses
+    return EventFilter(
+        types=frozenset(query.types) or None,
+        addresses=addresses,
+        chain_id=None if query.chain_id is None else call.chain_id(query.chain_id),
+        tags=tuple(query.tag),
+    )
+
+
+async def _place(call: RequestContext, text: str) -> Place:
+    if not text:
+        return BEGINNING
+    if text == AFTER_NOW:
+        return await call.services.events_log.log.newest()
+    place = parse_place(text)
+    if place is None:
+        raise ApiError("cursor_invalid", "after: not the id of an event of this API", field="after")
+    return place
+
+
+async def present_events(call: RequestContext, events: Sequence[Event]) -> list[EventOut]:
+    """Build the responses for events that the caller may see, with their transactions."""
+    ids = {event.tx_id for event in events if event.tx_id is not None}
+    views: Mapping[UUID, TxView] = (
+        {view.tx_id: view for view in await call.services.reader.get_many(list(ids))} if ids else {}
+    )
+    return [_event_out(call, event, views) for event in events]
+
+
+def _event_out(call: RequestContext, event: Event, views: Mapping[UUID, TxView]) -> EventOut:
+    view = None if event.tx_id is None else views.get(event.tx_id)
+    tx = (
+        UNSET
+        if view is None
+        else tx_out(
+            view,
+            parts=frozenset(),
+            shows_nonce=call.shows_nonce,
+            required=call.services.required_confirmations,
+        )
+    )
+    has_blocks = event.new_fork is not None
+    return EventOut(
+        id=event.id,
+        type=event.type,
+        timestamp=event.at,
+        chain_id=event.chain_id,
+        signer=event.address,
+        sequence=event.sequence,
+        data=EventData(
+            state=event.state or UNSET,
+            tx=tx,
+            new_fork=UNSET if event.new_fork is None else event.new_fork,
+            confirmations=blocks_out(event.confirmations) if has_blocks else UNSET,
+            replaced=blocks_out(event.replaced) if event.new_fork else UNSET,
+            error=event.error or UNSET,
+            reason=event.reason or UNSET,
+            hash=event.tx_hash or UNSET,
+            attempt=event.attempt or UNSET,
+        ),
+    )

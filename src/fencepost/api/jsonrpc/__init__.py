@@ -1,0 +1,1 @@
+"""Serve `/rpc`: Ethereum JSON-RPC with nonces managed by Fencepost."""

@@ -1,1 +1,0 @@
-"""The lab: the real program, on real parts, under load and faults, with a check of what came of it."""

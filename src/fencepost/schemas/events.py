@@ -1,0 +1,78 @@
+"""Define the wire types of events: the query, one event, and a page of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from fencepost.domain.states import State
+from fencepost.events.types import EventType
+from fencepost.schemas.requests import MAX_TAGS, MAX_WAIT_S, AddressText, ChainId, Limit, Tag
+from fencepost.schemas.responses import BlockOut, TxOut
+
+AFTER_NOW = "now"
+
+
+class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    after: Annotated[
+        str,
+        Meta(
+            max_length=100,
+            description="`next` of the previous response, or the id of an event. Empty: from the oldest kept event."
+            " `now`: nothing that has happened before.",
+        ),
+    ] = ""
+    types: Annotated[list[EventType], Meta(description="Only events of these types.")] = []
+    signer: Annotated[
+        list[AddressText], Meta(max_length=50, description="Only events of these signers.")
+    ] = []
+    chain_id: ChainId | None = None
+    tag: Annotated[
+        list[Tag],
+        Meta(max_length=MAX_TAGS, description="Only events of transactions that have all of these tags."),
+    ] = []
+    wait: Annotated[
+        float,
+        Meta(ge=0, le=MAX_WAIT_S, description="Wait up to so many seconds for the next matching event."),
+    ] = 0.0
+    limit: Limit = 100
+
+
+class EventData(msgspec.Struct, rename="camel", kw_only=True):
+    """The transaction of an event, and what the event adds. `state` is the state right after the event.
+
+    `tx` is the transaction as `GET /tx` shows it when the event is read: it may have moved on. If `newFork` is true,
+    `confirmations` is the full new list and replaces every list received before; if it is false, it has the added blocks.
+    """
+
+    state: State | UnsetType = UNSET
+    tx: TxOut | UnsetType = UNSET
+    new_fork: bool | UnsetType = UNSET
+    confirmations: list[BlockOut] | UnsetType = UNSET
+    replaced: list[BlockOut] | UnsetType = UNSET  # the blocks that the fork removed
+    error: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    hash: str | UnsetType = UNSET  # of the attempt that the event is about
+    attempt: int | UnsetType = UNSET
+
+
+class EventOut(msgspec.Struct, rename="camel", kw_only=True):
+    """An event. `id` and `sequence` rise in the order of the log; compare `sequence` as a whole number."""
+
+    id: str
+    type: EventType
+    timestamp: datetime
+    chain_id: int
+    signer: str | None
+    sequence: str
+    data: EventData
+
+
+class EventsOut(msgspec.Struct, rename="camel", kw_only=True):
+    """The next events. An empty page is not the end: pass `next` as `after` again."""
+
+    items: list[EventOut]
+    next: str

@@ -1,0 +1,1 @@
+"""Declare every setting: type, bounds, default and description."""
