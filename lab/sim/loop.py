@@ -13,6 +13,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 # More callbacks than any bounded run has; an endless loop is stopped here.
 MAX_CALLBACKS = 2_000_000
+
+# More rounds of cancellation and more callbacks than cancelled tasks need to end.
+MAX_CLOSING_ROUNDS = 100
+MAX_CLOSING_CALLBACKS = 200_000
 
 # Timers fire slightly late: at the exact time, sums and differences of floats disagree in the last bit.
 LATE_S = 1e-6
@@ -75,6 +80,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._set = 0  # number of timers so far, to break ties
         self.callbacks = 0
         self.failures: list[dict[str, Any]] = []  # exceptions that no code awaited or caught
+        self._paused: set[Process] = set()  # processes with parked callbacks
 
     # ---- running
 
@@ -85,6 +91,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._run_until(task)
             return task.result()
         finally:
+            self._end_tasks()
             asyncio._set_running_loop(None)  # noqa: SLF001 - as above
 
     def _run_until(self, task: asyncio.Task[Any]) -> None:
@@ -93,18 +100,40 @@ class SimLoop(asyncio.AbstractEventLoop):
         while not task.done():
             if not ready:
                 self._advance_clock()
+            if self.callbacks > MAX_CALLBACKS:
+                raise Runaway(f"more than {MAX_CALLBACKS} callbacks")
             callback = ready.popleft()
             process = callback.process
             if process is not None and process.is_paused:
                 process.parked.append(callback)
+                self._paused.add(process)
             elif not callback.is_cancelled:
                 self.callbacks += 1
-                if self.callbacks > MAX_CALLBACKS:
-                    raise Runaway(f"more than {MAX_CALLBACKS} callbacks")
                 try:
                     callback.context.run(callback.callback, *callback.args)
                 except Exception as error:  # noqa: BLE001 - the loop reports the errors of callbacks
                     self.failures.append({"message": "a callback failed", "exception": error})
+
+    def _end_tasks(self) -> None:
+        """Cancel the tasks that the run left behind and let them end, in a bounded number of callbacks.
+
+        The garbage collector would close a suspended coroutine at any later time, inside another test.
+        """
+        for process in self._paused:
+            self.resume(process)
+        budget = MAX_CLOSING_CALLBACKS
+        for _ in range(MAX_CLOSING_ROUNDS):
+            tasks = asyncio.all_tasks(self)
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            while self._ready and budget > 0:
+                budget -= 1
+                callback = self._ready.popleft()
+                if not callback.is_cancelled:
+                    with suppress(Exception):  # what a cancelled task of an abandoned run raises concerns no check
+                        callback.context.run(callback.callback, *callback.args)
 
     def _advance_clock(self) -> None:
         """Advance the time to the next timer that is not cancelled."""

@@ -141,7 +141,7 @@ class World:
             self.loop.call_later(self.rng.uniform(0.0, 1.0), slot.start)
         self.job(self._blocks())
         for asked in self.plan.requests:
-            self.loop.call_later(asked.at_s, self.job, self._request(asked))
+            self.loop.call_later(asked.at_s, self._begin_request, asked)
         for fault in self.plan.faults:
             if fault.kind not in AT_CALL and fault.kind != "accept_answer_lost":
                 self.loop.call_later(fault.at_s, fault_actions.strike, self, fault)
@@ -158,6 +158,9 @@ class World:
         task = self.loop.create_task(work)
         self.jobs.add(task)
         task.add_done_callback(self._job_done)
+
+    def _begin_request(self, asked: PlannedRequest) -> None:
+        self.job(self._request(asked))
 
     def _job_done(self, task: asyncio.Task[Any]) -> None:
         self.jobs.discard(task)

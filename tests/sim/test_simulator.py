@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def test_a_failing_run_is_shrunk_and_described() -> None:
     assert f"seed {seed}" in lines[0]
     assert any("violates" in line for line in lines)
     assert not run_plan(small).violations  # the flaw was the mutant's
+
+
+def test_a_run_that_is_given_up_leaves_no_suspended_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector would close one inside another test, which then fails."""
+    unraisable: list[object] = []
+    monkeypatch.setattr("lab.sim.loop.MAX_CALLBACKS", 500)
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: unraisable.append(raised.exc_value))
+    for seed in range(7, 11):
+        assert "it does not end" in run_seed(seed).violations[0].what
+    gc.collect()
+    assert unraisable == []
 
 
 @pytest.mark.parametrize("dead", [0, 1])
