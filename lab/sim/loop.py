@@ -132,7 +132,9 @@ class SimLoop(asyncio.AbstractEventLoop):
                 budget -= 1
                 callback = self._ready.popleft()
                 if not callback.is_cancelled:
-                    with suppress(Exception):  # what a cancelled task of an abandoned run raises concerns no check
+                    with suppress(
+                        Exception
+                    ):  # what a cancelled task of an abandoned run raises concerns no check
                         callback.context.run(callback.callback, *callback.args)
 
     def _advance_clock(self) -> None:

@@ -8,14 +8,14 @@ from itertools import groupby
 import pytest
 
 from fixtures.core import Account, Client, DatabaseReader, OwnChain, check_all_mined_once, eventually
-from fixtures.nodes import Failpoint, StartNode, open_fencepost
+from fixtures.nodes import PIPELINED, Failpoint, StartNode, open_fencepost
 
 COUNT = 6
 # Window of three: at the node's second send or commit some transactions are mined, some sent, some queued.
 OPTIONS = {
     "lease.duration": "1s",
     "lease.renew_interval": "200ms",
-    "nonce.mode": "pipelined",
+    **PIPELINED,
     "nonce.max_in_flight": "3",
 }
 

@@ -27,12 +27,12 @@ from fixtures.core import (
     check_sealed,
     eventually,
 )
-from fixtures.nodes import StartNode, open_fencepost
+from fixtures.nodes import PIPELINED, StartNode, open_fencepost
 
 LONG_LEASE = {
     "lease.duration": "60s",
     "lease.renew_interval": "10s",
-    "nonce.mode": "pipelined",
+    **PIPELINED,
     "nonce.max_in_flight": "4",
 }
 WELL_UNDER_THE_LEASE_S = 20.0

@@ -25,7 +25,7 @@ from fencepost.facade import Fencepost
 from fencepost.runtime.routing import preferred
 from fixtures.anvil import test_chain
 from fixtures.core import SINK, Account, Client, DatabaseReader, OwnChain, check_sealed, eventually
-from fixtures.nodes import FAST, StartNode, open_fencepost
+from fixtures.nodes import FAST, PIPELINED, StartNode, open_fencepost
 from fixtures.nodes import NodeProcess as ToldProcess
 from fixtures.postgres import run_folder
 
@@ -36,7 +36,7 @@ LONG_LEASE = {"lease.duration": f"{LONG_LEASE_S}s", "lease.renew_interval": "5s"
 
 MANY = {
     **FAST,
-    "nonce.mode": "pipelined",
+    **PIPELINED,
     "nonce.max_in_flight": "16",
     "database.pool_size": "5",
     "confirmations.required": "1",

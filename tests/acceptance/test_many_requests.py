@@ -6,15 +6,9 @@ import asyncio
 
 from fencepost.facade import Fencepost
 from fixtures.core import SINK, Account, DatabaseReader, OwnChain, check_all_mined_once
-from fixtures.nodes import open_fencepost
+from fixtures.nodes import PIPELINED, open_fencepost
 
-# Anvil never promotes a transaction whose predecessor is mined between its look at the nonce and its insertion into the
-# pool. A replacement at a higher price is the only remedy, so bumps are on and the requests set no maximum fee.
-PIPELINED = {
-    "nonce.mode": "pipelined",
-    "nonce.max_in_flight": "200",
-    "fees.bump.enabled": "true",
-}
+MANY_IN_FLIGHT = PIPELINED | {"nonce.max_in_flight": "200"}
 
 # Each transaction that the pool keeps costs half a minute until it is replaced.
 BOUND_S = 180.0
@@ -37,7 +31,7 @@ async def test_a_thousand_concurrent_requests_of_one_signer_are_mined_without_ga
     dsn: str, interval_chain: OwnChain, db: DatabaseReader
 ) -> None:
     account = interval_chain.accounts[0]
-    async with open_fencepost(dsn, interval_chain, account, options=PIPELINED) as fencepost:
+    async with open_fencepost(dsn, interval_chain, account, options=MANY_IN_FLIGHT) as fencepost:
         await create_all(fencepost, account, 1000)
         await db.until_states(account, within_s=BOUND_S, CONFIRMED=1000)
     await check_all_mined_once(db, interval_chain, account, 1000)
@@ -65,7 +59,7 @@ async def test_concurrent_signers_do_not_disturb_each_other(
     dsn: str, interval_chain: OwnChain, db: DatabaseReader
 ) -> None:
     accounts = interval_chain.accounts[:4]
-    async with open_fencepost(dsn, interval_chain, *accounts, options=PIPELINED) as fencepost:
+    async with open_fencepost(dsn, interval_chain, *accounts, options=MANY_IN_FLIGHT) as fencepost:
         async with asyncio.TaskGroup() as group:
             for account in accounts:
                 group.create_task(create_all(fencepost, account, 60))

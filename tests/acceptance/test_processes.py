@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from fencepost.cli.processes import STOP_TIMEOUT_S
 from fixtures.core import SINK, WITHIN_S, Account, DatabaseReader, OwnChain, check_all_mined_once, eventually
-from fixtures.nodes import FAST
+from fixtures.nodes import FAST, PIPELINED
 
 COUNT = 3
 
@@ -50,7 +50,7 @@ async def parent(dsn: str, interval_chain: OwnChain) -> AsyncIterator[Parent]:
         **FAST,
         "lease.duration": "10s",
         "lease.renew_interval": "1s",
-        "nonce.mode": "pipelined",
+        **PIPELINED,
         "node.id": "here",
         "api.port": "0",
         "database.pool_size": "4",

@@ -33,12 +33,12 @@ from fixtures.core import (
     eventually,
     open_ledger,
 )
-from fixtures.nodes import Failpoint, StartNode, open_fencepost
+from fixtures.nodes import PIPELINED, Failpoint, StartNode, open_fencepost
 
 SHORT = {
     "lease.duration": "4s",
     "lease.renew_interval": "500ms",
-    "nonce.mode": "pipelined",
+    **PIPELINED,
     "nonce.max_in_flight": "4",
 }
 COUNT = 24
