@@ -75,14 +75,19 @@ async def _one_row_lock_a_call(testbed: Testbed) -> float:
 
 
 async def growth_of_signers(testbed: Testbed) -> list[Figure]:
-    """Measure CPU per transaction (node and database) with more signers, against the fewest."""
-    steps = testbed.steps((10, 1_000, 10_000), (10, 200))
+    """Measure CPU per transaction (node and database) with ten transactions for each of many signers.
+
+    The same number of transactions of ten signers is the baseline.
+    """
+    steps = testbed.steps((10, 10_000), (10, 300))
+    count = testbed.count(100_000, 3_000)
 
     async def cost_us(signers: int) -> float:
         async with testbed.stub() as rpc_url, testbed.database() as dsn:
-            return await _cost_us(testbed, rpc_url, dsn, signers=signers)
+            return await _cost_us(testbed, rpc_url, dsn, signers=signers, count=count)
 
-    return _growth(await _rounds(testbed, steps, cost_us), "signers", "signers, µs")
+    rounds = await _rounds(steps, cost_us, testbed.count(3, 1))
+    return _growth(rounds, "signers", "signers, µs")
 
 
 async def growth_of_rows(testbed: Testbed) -> list[Figure]:
@@ -97,17 +102,17 @@ async def growth_of_rows(testbed: Testbed) -> list[Figure]:
             places[finished] = rpc_url, dsn
 
         async def cost_us(finished: int) -> float:
-            return await _cost_us(testbed, *places[finished], signers=50)
+            return await _cost_us(testbed, *places[finished], signers=50, count=testbed.count(20_000, 3_000))
 
-        rounds = await _rounds(testbed, steps, cost_us)
+        rounds = await _rounds(steps, cost_us, testbed.count(5, 1))
     return _growth(rounds, "finished rows", "rows, µs")
 
 
 async def _rounds(
-    testbed: Testbed, steps: Sequence[int], cost_us: Callable[[int], Awaitable[float]]
+    steps: Sequence[int], cost_us: Callable[[int], Awaitable[float]], rounds: int
 ) -> list[dict[int, float]]:
     """Measure the cost of each step, in several interleaved rounds."""
-    return [{step: await cost_us(step) for step in steps} for _ in range(testbed.count(5, 1))]
+    return [{step: await cost_us(step) for step in steps} for _ in range(rounds)]
 
 
 def _growth(rounds: Sequence[Mapping[int, float]], what: str, compared_with: str) -> list[Figure]:
@@ -122,9 +127,8 @@ def _growth(rounds: Sequence[Mapping[int, float]], what: str, compared_with: str
     return figures
 
 
-async def _cost_us(testbed: Testbed, rpc_url: str, dsn: str, *, signers: int) -> float:
+async def _cost_us(testbed: Testbed, rpc_url: str, dsn: str, *, signers: int, count: int) -> float:
     """Return the CPU per transaction; every lease and sequence is started before."""
-    count = testbed.count(20_000, 3_000)
     accounts = Signers.fresh(signers)
     earlier = await count_confirmed(dsn)
     async with testbed.node(dsn, rpc_url, accounts.keys, {"lease.idle_release": "10m"}) as node:
@@ -133,7 +137,7 @@ async def _cost_us(testbed: Testbed, rpc_url: str, dsn: str, *, signers: int) ->
         requests = batch_requests(node.url, accounts, count, "g")
         before = cpu_s(node.process.pid) + family_cpu_s(testbed.server.pid)
         await send_all(node.url, requests, 4, 200)
-        await wait_until_ended(dsn, within_s=120)
+        await wait_until_ended(dsn, within_s=240)
         after = cpu_s(node.process.pid) + family_cpu_s(testbed.server.pid)
         await require_confirmed(dsn, earlier + signers + count)
     return (after - before) / count * 1e6
