@@ -15,11 +15,11 @@ from fencepost.client.endpoints import Endpoints
 from fencepost.client.protocol import (
     CONNECT_TIMEOUT_S,
     MAX_RESPONSE_BYTES,
+    HttpRequest,
     NodeResponse,
     NoResponse,
     Pages,
     Pause,
-    Send,
     Steps,
     describe,
 )
@@ -139,27 +139,34 @@ class AsyncClient:
             else:
                 outcome = await self._request(step)
 
-    async def _request(self, send: Send) -> NodeResponse | NoResponse:
-        if not send.is_repeatable:
+    async def _request(self, request: HttpRequest) -> NodeResponse | NoResponse:
+        if not request.is_repeatable:
             # A reused connection may be dead; the client could then not know whether the call arrived.
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-                return await _ask(session, send)
+                return await _exchange(session, request)
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=MAX_IDLE_S)
             self._session = aiohttp.ClientSession(connector=connector)
-        return await _ask(self._session, send)
+        return await _exchange(self._session, request)
 
 
-async def _ask(session: aiohttp.ClientSession, send: Send) -> NodeResponse | NoResponse:
+async def _exchange(session: aiohttp.ClientSession, request: HttpRequest) -> NodeResponse | NoResponse:
     timeout = aiohttp.ClientTimeout(
-        total=CONNECT_TIMEOUT_S + send.timeout_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=send.timeout_s
+        total=CONNECT_TIMEOUT_S + request.timeout_s,
+        sock_connect=CONNECT_TIMEOUT_S,
+        sock_read=request.timeout_s,
     )
-    url = URL(send.base.origin + send.target, encoded=True)
+    url = URL(request.node.origin + request.target, encoded=True)
     try:
         async with session.request(
-            send.method, url, data=send.body, headers=send.headers, timeout=timeout, allow_redirects=False
+            request.method,
+            url,
+            data=request.body,
+            headers=request.headers,
+            timeout=timeout,
+            allow_redirects=False,
         ) as response:
-            body = await _whole(response)
+            body = await _read_body(response)
             return NodeResponse(response.status, response.headers.get("Retry-After"), body)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         return NoResponse(describe(error), sent=False)
@@ -167,7 +174,7 @@ async def _ask(session: aiohttp.ClientSession, send: Send) -> NodeResponse | NoR
         return NoResponse(describe(error), sent=True)
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     pieces: list[bytes] = []
     size = 0
     async for piece in response.content.iter_any():

@@ -68,7 +68,7 @@ class Endpoints:
         """Submit a transaction exactly once, even if the network fails and the call is repeated.
 
         With `wait`, return when it has reached that milestone. "finished" means CONFIRMED, FAILED or CANCELLED;
-        "confirmed" is another name of it, so check `state`. Raises `NotReached`, which carries the transaction, if
+        "confirmed" is another name for it, so check `state`. Raises `NotReached`, which carries the transaction, if
         `timeout_s` passes first; the node keeps processing the transaction.
         """
         request = to_wire(params)
@@ -81,9 +81,9 @@ class Endpoints:
             until_s = self.retry.clock() + self.retry.retry_for_s
             until_s = until_s if wait is None else max(until_s, deadline_s)
             call = ClientCall("POST", "/tx", query, body, wait_s=poll_s if wait else 0.0)
-            answer = yield from self.retry.call(call, until_s=until_s)
-            tx = decode(answer, TxOut)
-            if wait is None or answer.status == _OK:
+            response = yield from self.retry.call(call, until_s=until_s)
+            tx = decode(response, TxOut)
+            if wait is None or response.status == _OK:
                 return tx
             return (yield from self._reach(tx.tx_id, wait, deadline_s, timeout_s))
         except ClientError as error:
@@ -103,28 +103,30 @@ class Endpoints:
 
     def _send_chunk(self, chunk: Sequence[tuple[TxRequest, bytes]]) -> Steps[list[TxOut | ClientError]]:
         until_s = self.retry.clock() + self.retry.retry_for_s
-        found: dict[int, TxOut | ClientError] = {}
-        left = list(range(len(chunk)))
-        while left:
-            body = b'{"requests":[' + b",".join(chunk[index][1] for index in left) + b"]}"
+        results_by_index: dict[int, TxOut | ClientError] = {}
+        pending = list(range(len(chunk)))
+        while pending:
+            body = b'{"requests":[' + b",".join(chunk[index][1] for index in pending) + b"]}"
             try:
-                answer = yield from self.retry.call(
+                response = yield from self.retry.call(
                     ClientCall("POST", "/tx/batch", body=body), until_s=until_s
                 )
-                results = [_outcome(result) for result in decode(answer, BatchOut).results]
-                if len(results) != len(left):
-                    raise BadResponse(f"the node returned {len(results)} results for {len(left)} requests")
+                results = [_outcome(result) for result in decode(response, BatchOut).results]
+                if len(results) != len(pending):
+                    raise BadResponse(f"the node returned {len(results)} results for {len(pending)} requests")
             except ClientError as error:
-                results = [error] * len(left)
-            found.update(zip(left, results, strict=True))
+                results = [error] * len(pending)
+            results_by_index.update(zip(pending, results, strict=True))
             # Repeat those that the node rejected because another node holds the signer's lease.
-            left = [index for index in left if _is_not_leader(found[index])]
-            if left and self.retry.clock() + _BUSY_PAUSE_S >= until_s:
+            pending = [index for index in pending if _is_not_leader(results_by_index[index])]
+            if pending and self.retry.clock() + _BUSY_PAUSE_S >= until_s:
                 break
-            if left:
+            if pending:
                 self.retry.prefer_next_node()
                 yield Pause(_BUSY_PAUSE_S)
-        return [_named(found[index], request) for index, (request, _) in enumerate(chunk)]
+        return [
+            _with_request_id(results_by_index[index], request) for index, (request, _) in enumerate(chunk)
+        ]
 
     def wait(self, tx_id: str, until: Milestone = "finished", *, timeout_s: float = 60.0) -> Steps[TxOut]:
         """Wait until a transaction reaches a milestone and return it. Raises `NotReached` like `send`."""
@@ -134,11 +136,11 @@ class Endpoints:
         while True:
             poll_s = min(MAX_POLL_S, max(0.0, deadline_s - self.retry.clock()))
             query = [("wait", until), ("timeout", f"{poll_s:.3f}")]
-            call = ClientCall("GET", f"/tx/{_part(tx_id)}", query, wait_s=poll_s)
+            call = ClientCall("GET", f"/tx/{_quoted(tx_id)}", query, wait_s=poll_s)
             # The node may be restarted while the caller waits: keep retrying until the caller's own deadline.
-            answer = yield from self.retry.call(call, until_s=deadline_s)
-            tx = decode(answer, TxOut)
-            if answer.status == _OK:
+            response = yield from self.retry.call(call, until_s=deadline_s)
+            tx = decode(response, TxOut)
+            if response.status == _OK:
                 return tx
             if self.retry.clock() >= deadline_s:
                 raise NotReached(tx, until, timeout_s)
@@ -147,7 +149,7 @@ class Endpoints:
 
     def get(self, tx_id: str, *, include: Sequence[Include] = ()) -> Steps[TxOut]:
         """Return a transaction by its id; `include` adds parts such as its attempts."""
-        return self._get(f"/tx/{_part(tx_id)}", TxOut, include=include)
+        return self._get(f"/tx/{_quoted(tx_id)}", TxOut, include=include)
 
     def by_request(
         self, signer: str, request_id: str, *, chain_id: int | None = None, include: Sequence[Include] = ()
@@ -161,7 +163,7 @@ class Endpoints:
         self, tx_hash: str, *, chain_id: int | None = None, include: Sequence[Include] = ()
     ) -> Steps[TxOut]:
         """Return a transaction by the hash of any of its attempts, mined or not."""
-        return self._get(f"/tx/by-hash/{_part(tx_hash)}", TxOut, chainId=chain_id, include=include)
+        return self._get(f"/tx/by-hash/{_quoted(tx_hash)}", TxOut, chainId=chain_id, include=include)
 
     def iterate(
         self,
@@ -182,7 +184,7 @@ class Endpoints:
         """
 
         def page(cursor: str | None) -> Steps[tuple[list[TxOut], str | None]]:
-            found = yield from self._get(
+            page_out = yield from self._get(
                 "/tx",
                 TxPage,
                 signer=signer,
@@ -196,7 +198,7 @@ class Endpoints:
                 limit=page_size,
                 cursor=cursor,
             )
-            return found.items, found.next
+            return page_out.items, page_out.next
 
         return page
 
@@ -215,22 +217,22 @@ class Endpoints:
         signers: Sequence[str] = (),
         tags: Sequence[str] = (),
     ) -> Pages[EventOut]:
-        """Iterate over events in the order of the log, and wait for new ones for ever.
+        """Iterate over events in the order of the log, and keep waiting for new ones.
 
         `after` is the id of the last event that was processed, "" for the oldest kept event, or "now". Calls are repeated
-        at the other nodes while a node is away. Store the id of an event after its work is done: events since then are
+        at the other nodes while a node is unreachable. Store the id of an event after its work is done: events since then are
         delivered again after a restart.
         """
-        chosen = [("types", name) for name in types] + [("signer", address) for address in signers]
-        chosen += [("tag", tag) for tag in tags]
+        filters = [("types", name) for name in types] + [("signer", address) for address in signers]
+        filters += [("tag", tag) for tag in tags]
 
         def page(cursor: str | None) -> Steps[tuple[list[EventOut], str | None]]:
-            query = [("after", after if cursor is None else cursor), ("wait", f"{MAX_POLL_S:.0f}"), *chosen]
+            query = [("after", after if cursor is None else cursor), ("wait", f"{MAX_POLL_S:.0f}"), *filters]
             call = ClientCall("GET", "/events", query, wait_s=MAX_POLL_S)
             until_s = self.retry.clock() + MAX_POLL_S + self.retry.retry_for_s
-            answer = yield from self.retry.call(call, until_s=until_s)
-            found = decode(answer, EventsOut)
-            return found.items, found.next
+            response = yield from self.retry.call(call, until_s=until_s)
+            page_out = decode(response, EventsOut)
+            return page_out.items, page_out.next
 
         return page
 
@@ -238,26 +240,26 @@ class Endpoints:
         """Iterate over all signers that have a key at the node or rows in the database."""
 
         def page(cursor: str | None) -> Steps[tuple[list[SignerOut], str | None]]:
-            found = yield from self._get("/signers", SignersPage, limit=page_size, cursor=cursor)
-            return found.items, found.next
+            page_out = yield from self._get("/signers", SignersPage, limit=page_size, cursor=cursor)
+            return page_out.items, page_out.next
 
         return page
 
     def signer(self, address: str, *, chain_id: int | None = None) -> Steps[SignerOut]:
         """Return a signer, with its balance and nonces on the chain."""
-        return self._get(f"/signers/{_part(address)}", SignerOut, chainId=chain_id)
+        return self._get(f"/signers/{_quoted(address)}", SignerOut, chainId=chain_id)
 
     def command(self, command_id: str) -> Steps[CommandOut]:
         """Return an operator command and its outcome, for a command that was not `done` when it was sent."""
-        return self._get(f"/commands/{_part(command_id)}", CommandOut)
+        return self._get(f"/commands/{_quoted(command_id)}", CommandOut)
 
     def withdraw_command(self, command_id: str) -> Steps[CommandOut]:
         """Withdraw a command that is not done yet, and return that command.
 
-        `withdrawn` is true if the lane will not run it. Otherwise `done` tells why: the command was done before, or the
+        `withdrawn` is true if the lane will not run it. Otherwise `done` says why: the command was done before, or the
         lane has not read the withdrawal yet. Withdrawing twice is safe, so the call is repeated if the response is lost.
         """
-        call = ClientCall("DELETE", f"/commands/{_part(command_id)}", wait_s=COMMAND_TIMEOUT_S)
+        call = ClientCall("DELETE", f"/commands/{_quoted(command_id)}", wait_s=COMMAND_TIMEOUT_S)
         return decode((yield from self.retry.call(call)), CommandOut)
 
     def nodes(self) -> Steps[list[NodeOut]]:
@@ -272,47 +274,47 @@ class Endpoints:
 
     def cancel(self, tx_id: str, **options: Unpack[CommandOptions]) -> Steps[CommandOut]:
         """Cancel a transaction: drop it if it has no nonce yet, else replace it at the same nonce."""
-        return self._command(f"/tx/{_part(tx_id)}/cancel", options)
+        return self._command(f"/tx/{_quoted(tx_id)}/cancel", options)
 
     def suspend(self, tx_id: str, **options: Unpack[CommandOptions]) -> Steps[CommandOut]:
         """Suspend a transaction: do nothing with it until it is resumed."""
-        return self._command(f"/tx/{_part(tx_id)}/suspend", options)
+        return self._command(f"/tx/{_quoted(tx_id)}/suspend", options)
 
     def resume(self, tx_id: str, **options: Unpack[CommandOptions]) -> Steps[CommandOut]:
         """Resume a suspended transaction."""
-        return self._command(f"/tx/{_part(tx_id)}/resume", options)
+        return self._command(f"/tx/{_quoted(tx_id)}/resume", options)
 
     def resubmit(self, tx_id: str, **options: Unpack[CommandOptions]) -> Steps[CommandOut]:
         """Resubmit a transaction now: send the same bytes again."""
-        return self._command(f"/tx/{_part(tx_id)}/resubmit", options)
+        return self._command(f"/tx/{_quoted(tx_id)}/resubmit", options)
 
     def bump(self, tx_id: str, **options: Unpack[CommandOptions]) -> Steps[CommandOut]:
         """Bump a transaction now: sign the same intent again at a higher price."""
-        return self._command(f"/tx/{_part(tx_id)}/bump", options)
+        return self._command(f"/tx/{_quoted(tx_id)}/bump", options)
 
     def pause_signer(
         self, address: str, *, chain_id: int | None = None, **options: Unpack[CommandOptions]
     ) -> Steps[CommandOut]:
         """Pause a signer: allocate no new nonces; transactions that have one continue."""
-        return self._command(f"/signers/{_part(address)}/pause", options, chainId=chain_id)
+        return self._command(f"/signers/{_quoted(address)}/pause", options, chainId=chain_id)
 
     def resume_signer(
         self, address: str, *, chain_id: int | None = None, **options: Unpack[CommandOptions]
     ) -> Steps[CommandOut]:
         """Resume a paused signer: allocate nonces again."""
-        return self._command(f"/signers/{_part(address)}/resume", options, chainId=chain_id)
+        return self._command(f"/signers/{_quoted(address)}/resume", options, chainId=chain_id)
 
     def drain_signer(
         self, address: str, *, chain_id: int | None = None, **options: Unpack[CommandOptions]
     ) -> Steps[CommandOut]:
         """Drain a signer: pause it and wait until nothing is in flight (then `drained` is true). It stays paused."""
-        return self._command(f"/signers/{_part(address)}/drain", options, chainId=chain_id)
+        return self._command(f"/signers/{_quoted(address)}/drain", options, chainId=chain_id)
 
     def protect_signer(
         self, address: str, *, chain_id: int | None = None, **options: Unpack[CommandOptions]
     ) -> Steps[CommandOut]:
         """Put a signer into PROTECT: accept and send nothing until an operator decides."""
-        return self._command(f"/signers/{_part(address)}/protect", options, chainId=chain_id)
+        return self._command(f"/signers/{_quoted(address)}/protect", options, chainId=chain_id)
 
     def unprotect_signer(
         self,
@@ -328,7 +330,7 @@ class Endpoints:
         below it (`fill`).
         """
         return self._command(
-            f"/signers/{_part(address)}/unprotect", options, decision=decision, chainId=chain_id
+            f"/signers/{_quoted(address)}/unprotect", options, decision=decision, chainId=chain_id
         )
 
     # ---- nonce service, for callers that send their transactions themselves
@@ -344,7 +346,7 @@ class Endpoints:
         request = AllocateIn(count=count, hold_for_s=hold_for_s)
         call = ClientCall(
             "POST",
-            f"/nonces/{_part(address)}",
+            f"/nonces/{_quoted(address)}",
             _pairs({"chainId": chain_id}),
             msgspec.json.encode(request),
             is_repeatable=False,
@@ -353,7 +355,7 @@ class Endpoints:
 
     def nonce_status(self, address: str, *, chain_id: int | None = None) -> Steps[NonceStatusOut]:
         """Return how many nonces of a signer are held, submitted, consumed and released."""
-        return self._get(f"/nonces/{_part(address)}", NonceStatusOut, chainId=chain_id)
+        return self._get(f"/nonces/{_quoted(address)}", NonceStatusOut, chainId=chain_id)
 
     def mark_submitted(
         self, address: str, nonce: int, *, token: str, tx_hash: str, chain_id: int | None = None
@@ -388,19 +390,19 @@ class Endpoints:
         self, address: str, nonce: int, state: str, mark: msgspec.Struct, chain_id: int | None
     ) -> Steps[NonceOut]:
         # The token makes repetition safe: a mark that exists stays as it is, and no other hold is affected.
-        path = f"/nonces/{_part(address)}/{_part(str(nonce))}/{state}"
+        path = f"/nonces/{_quoted(address)}/{_quoted(str(nonce))}/{state}"
         call = ClientCall("POST", path, _pairs({"chainId": chain_id}), msgspec.json.encode(mark))
         return decode((yield from self.retry.call(call)), NonceOut)
 
-    def _get(self, path: str, wanted: type[A], **query: object) -> Steps[A]:
-        return decode((yield from self.retry.call(ClientCall("GET", path, _pairs(query)))), wanted)
+    def _get(self, path: str, response_type: type[A], **query: object) -> Steps[A]:
+        return decode((yield from self.retry.call(ClientCall("GET", path, _pairs(query)))), response_type)
 
     def _command(
         self, path: str, options: CommandOptions, *, decision: Decision | None = None, **query: object
     ) -> Steps[CommandOut]:
         timeout_s = min(max(0.0, options.get("timeout_s", COMMAND_TIMEOUT_S)), float(MAX_WAIT_S))
         body = {"reason": options.get("reason"), "by": options.get("by"), "decision": decision}
-        answer = yield from self.retry.call(
+        response = yield from self.retry.call(
             ClientCall(
                 "POST",
                 path,
@@ -410,10 +412,10 @@ class Endpoints:
                 wait_s=timeout_s,
             )
         )
-        return decode(answer, CommandOut)
+        return decode(response, CommandOut)
 
 
-def _part(text: str) -> str:
+def _quoted(text: str) -> str:
     return quote(str(text), safe="")
 
 
@@ -446,5 +448,5 @@ def _is_not_leader(result: TxOut | ClientError) -> bool:
     return isinstance(result, ClientError) and result.code == "not_leader"
 
 
-def _named(result: TxOut | ClientError, request: TxRequest) -> TxOut | ClientError:
-    return result.about(request.request_id) if isinstance(result, ClientError) else result
+def _with_request_id(result: TxOut | ClientError, request: TxRequest) -> TxOut | ClientError:
+    return result.for_request(request.request_id) if isinstance(result, ClientError) else result

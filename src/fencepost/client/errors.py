@@ -15,7 +15,7 @@ ClientError
 │   ├── Unavailable         … the node, its database or its chain can't serve now
 │   └── ServerFault         … the node failed with an internal error
 ├── Unreachable             no node answered; `sent` is true if the last call may have arrived
-├── BadResponse               the response does not come from a Fencepost node
+├── BadResponse             the response does not come from a Fencepost node
 └── NotReached              the time to wait is over; `tx` is the transaction's current state, and it continues
 
 `request_id` is set on every error of a `send`: sending again with it can't create a second transaction. `outcome_unknown`
@@ -43,7 +43,7 @@ class ClientError(errors.FencepostError):
     request_id: str | None = None
     outcome_unknown: bool = False
 
-    def about(self, request_id: str | None) -> Self:
+    def for_request(self, request_id: str | None) -> Self:
         """Return a copy of the error for one of the requests that it concerns."""
         copy = self.__class__.__new__(self.__class__, *self.args)
         copy.__dict__.update(self.__dict__)

@@ -37,10 +37,10 @@ class NodeAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class HttpRequest:
     """Step: send an HTTP request to a node."""
 
-    base: NodeAddress
+    node: NodeAddress
     method: str
     target: str  # path and query, encoded
     headers: Mapping[str, str]
@@ -73,7 +73,7 @@ class NoResponse:
     sent: bool  # whether the request may have arrived
 
 
-Steps = Generator[Send | Pause, NodeResponse | NoResponse | None, T]
+Steps = Generator[HttpRequest | Pause, NodeResponse | NoResponse | None, T]
 Pages = Callable[[str | None], Steps[tuple[list[T], str | None]]]
 """Fetch one page: takes a cursor (None for the first page), returns the items and the next cursor (None after the last)."""
 

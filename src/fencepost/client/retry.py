@@ -22,11 +22,11 @@ import msgspec
 from fencepost import bounded_json
 from fencepost.client.errors import BadResponse, ClientError, Unreachable, error_from_problem, parse_problem
 from fencepost.client.protocol import (
+    HttpRequest,
     NodeAddress,
     NodeResponse,
     NoResponse,
     Pause,
-    Send,
     Steps,
     parse_node_url,
 )
@@ -42,7 +42,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 
 _OK, _REDIRECTS_FROM, _PROBLEMS_FROM, _SERVER_FAULTS_FROM = 200, 300, 400, 500
 _TOO_MANY = 429
-_AWAY = frozenset({502, 503, 504})
+_UNAVAILABLE = frozenset({502, 503, 504})
 _API_KEY = re.compile(r"[!-~]{1,200}")
 
 
@@ -62,7 +62,7 @@ class ClientCall:
 class RetryPolicy:
     """Select a node per try, and decide which failures are repeated."""
 
-    bases: tuple[NodeAddress, ...]
+    nodes: tuple[NodeAddress, ...]
     headers: dict[str, str]
     retry_for_s: float
     response_timeout_s: float
@@ -91,11 +91,11 @@ class RetryPolicy:
         until_s = self.clock() + self.retry_for_s if until_s is None else until_s
         at, rounds, may_be_accepted = self._preferred, 0, False
         for number in range(1, MAX_TRIES + 1):
-            outcome = yield self._send(self.bases[at % len(self.bases)], call)
+            outcome = yield self._http_request(self.nodes[at % len(self.nodes)], call)
             if isinstance(outcome, NodeResponse) and _OK <= outcome.status < _REDIRECTS_FROM:
-                self._preferred = at % len(self.bases)
+                self._preferred = at % len(self.nodes)
                 return outcome
-            failure = self._failure(outcome, self.bases[at % len(self.bases)])
+            failure = self._failure(outcome, self.nodes[at % len(self.nodes)])
             # Keep this over all tries: an unreachable node says nothing about whether an earlier one accepted the call.
             may_be_accepted = may_be_accepted or _may_be_accepted(outcome)
             failure.outcome_unknown = may_be_accepted and failure.code != "request_conflict"
@@ -103,7 +103,7 @@ class RetryPolicy:
                 raise failure
             if not _is_rate_limited(outcome):
                 at += 1
-                if number % len(self.bases):
+                if number % len(self.nodes):
                     continue
             rounds += 1
             pause_s = max(_backoff_s(rounds), getattr(failure, "retry_after_s", 0.0))
@@ -114,28 +114,28 @@ class RetryPolicy:
 
     def prefer_next_node(self) -> None:
         """Start the next call at the next node."""
-        self._preferred = (self._preferred + 1) % len(self.bases)
+        self._preferred = (self._preferred + 1) % len(self.nodes)
 
-    def _send(self, base: NodeAddress, call: ClientCall) -> Send:
+    def _http_request(self, node: NodeAddress, call: ClientCall) -> HttpRequest:
         query = f"?{urlencode(call.query)}" if call.query else ""
         body_headers = {} if call.body is None else {"Content-Type": "application/json"}
-        return Send(
-            base=base,
+        return HttpRequest(
+            node=node,
             method=call.method,
-            target=f"{base.prefix}{PREFIX}{call.path}{query}",
+            target=f"{node.prefix}{PREFIX}{call.path}{query}",
             headers={**self.headers, **body_headers},
             body=call.body,
             timeout_s=self.response_timeout_s + call.wait_s,
             is_repeatable=call.is_repeatable,
         )
 
-    def _failure(self, outcome: NodeResponse | NoResponse | None, base: NodeAddress) -> ClientError:
+    def _failure(self, outcome: NodeResponse | NoResponse | None, node: NodeAddress) -> ClientError:
         assert outcome is not None  # noqa: S101 - only a pause has the outcome None
         if isinstance(outcome, NoResponse):
-            return Unreachable(f"{base.origin} does not answer: {outcome.reason}", sent=outcome.sent)
+            return Unreachable(f"{node.origin} does not answer: {outcome.reason}", sent=outcome.sent)
         if outcome.status < _PROBLEMS_FROM:
             return BadResponse(
-                f"{base.origin} answered HTTP {outcome.status}, which a Fencepost node never sends: check the URL"
+                f"{node.origin} answered HTTP {outcome.status}, which a Fencepost node never sends: check the URL"
             )
         return error_from_problem(
             parse_problem(outcome.status, outcome.body), retry_after_s=_seconds(outcome.retry_after)
@@ -147,7 +147,7 @@ def _may_repeat(outcome: NodeResponse | NoResponse | None, failure: ClientError,
         return call.is_repeatable or not outcome.sent
     if isinstance(outcome, NodeResponse):
         unprocessed = _is_rate_limited(outcome) or failure.code == "not_leader"
-        return unprocessed or (call.is_repeatable and outcome.status in _AWAY)
+        return unprocessed or (call.is_repeatable and outcome.status in _UNAVAILABLE)
     return False
 
 
@@ -175,10 +175,10 @@ def _backoff_s(rounds: int) -> float:
     return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(rounds - 1, 10)) * random.uniform(0.5, 1.0)
 
 
-def decode(answer: NodeResponse, wanted: type[T]) -> T:
-    """Decode a response body; raise `BadResponse` if it is not of the wanted type."""
+def decode(response: NodeResponse, response_type: type[T]) -> T:
+    """Decode a response body; raise `BadResponse` if it has another type."""
     try:
-        return bounded_json.decode(answer.body, lambda body: msgspec.json.decode(body, type=wanted))
+        return bounded_json.decode(response.body, lambda body: msgspec.json.decode(body, type=response_type))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadResponse(
             f"the response has a form that this client version does not know: {str(error)[:200]}"

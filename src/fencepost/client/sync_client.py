@@ -18,12 +18,12 @@ from fencepost.client.endpoints import Endpoints
 from fencepost.client.protocol import (
     CONNECT_TIMEOUT_S,
     MAX_RESPONSE_BYTES,
+    HttpRequest,
     NodeAddress,
     NodeResponse,
     NoResponse,
     Pages,
     Pause,
-    Send,
     Steps,
     describe,
 )
@@ -147,16 +147,16 @@ class Client:
             else:
                 outcome = self._request(step)
 
-    def _request(self, send: Send) -> NodeResponse | NoResponse:
-        connection = self._kept(send.base) if send.is_repeatable else None
+    def _request(self, request: HttpRequest) -> NodeResponse | NoResponse:
+        connection = self._take_idle(request.node) if request.is_repeatable else None
         try:
             if connection is None:
-                connection = self._new(send.base)
+                connection = self._connect(request.node)
                 connection.connect()
         except OSError as error:
             return NoResponse(describe(error), sent=False)
         try:
-            answer, stays_open = _ask(connection, send)
+            response, stays_open = _exchange(connection, request)
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             return NoResponse(describe(error), sent=True)
@@ -164,35 +164,35 @@ class Client:
             connection.close()
             raise
         if stays_open and len(self._idle) < MAX_IDLE_CONNECTIONS:
-            self._idle.append((time.monotonic(), send.base, connection))
+            self._idle.append((time.monotonic(), request.node, connection))
         else:
             connection.close()
-        return answer
+        return response
 
-    def _kept(self, base: NodeAddress) -> http.client.HTTPConnection | None:
+    def _take_idle(self, node: NodeAddress) -> http.client.HTTPConnection | None:
         """Return a recently used connection to the node, if there is one; close those that are too old."""
         for _ in range(MAX_IDLE_CONNECTIONS):
             try:
-                since_s, of, connection = self._idle.pop()
+                since_s, idle_node, connection = self._idle.pop()
             except IndexError:
                 return None
-            if of == base and time.monotonic() - since_s < MAX_IDLE_S:
+            if idle_node == node and time.monotonic() - since_s < MAX_IDLE_S:
                 return connection
             connection.close()
         return None
 
-    def _new(self, base: NodeAddress) -> http.client.HTTPConnection:
-        if not base.is_tls:
-            return http.client.HTTPConnection(base.host, base.port, timeout=CONNECT_TIMEOUT_S)
+    def _connect(self, node: NodeAddress) -> http.client.HTTPConnection:
+        if not node.is_tls:
+            return http.client.HTTPConnection(node.host, node.port, timeout=CONNECT_TIMEOUT_S)
         self._tls = self._tls or ssl.create_default_context()
-        return http.client.HTTPSConnection(base.host, base.port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
+        return http.client.HTTPSConnection(node.host, node.port, timeout=CONNECT_TIMEOUT_S, context=self._tls)
 
 
-def _ask(connection: http.client.HTTPConnection, send: Send) -> tuple[NodeResponse, bool]:
+def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> tuple[NodeResponse, bool]:
     """Return the whole response within the time-out; a socket's own time-out bounds one read only."""
-    deadline_s = time.monotonic() + send.timeout_s
-    connection.sock.settimeout(send.timeout_s)
-    connection.request(send.method, send.target, body=send.body, headers=dict(send.headers))
+    deadline_s = time.monotonic() + request.timeout_s
+    connection.sock.settimeout(request.timeout_s)
+    connection.request(request.method, request.target, body=request.body, headers=dict(request.headers))
     response = connection.getresponse()
     pieces: list[bytes] = []
     size = 0
@@ -201,10 +201,10 @@ def _ask(connection: http.client.HTTPConnection, send: Send) -> tuple[NodeRespon
         if size > MAX_RESPONSE_BYTES:
             raise ValueError(f"the response has more than {MAX_RESPONSE_BYTES} bytes")
         pieces.append(piece)
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
         if connection.sock is not None:
-            connection.sock.settimeout(left_s)
-    answer = NodeResponse(response.status, response.getheader("Retry-After"), b"".join(pieces))
-    return answer, not response.will_close
+            connection.sock.settimeout(remaining_s)
+    node_response = NodeResponse(response.status, response.getheader("Retry-After"), b"".join(pieces))
+    return node_response, not response.will_close

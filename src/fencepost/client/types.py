@@ -80,14 +80,14 @@ def _payload(params: SendParams) -> Payload:
 
 
 def _fees(params: SendParams) -> FeesIn | None:
-    most, tip = params.get("max_fee_per_gas_wei"), params.get("max_priority_fee_per_gas_wei")
-    if most is None and tip is None:
+    max_fee, max_priority_fee = params.get("max_fee_per_gas_wei"), params.get("max_priority_fee_per_gas_wei")
+    if max_fee is None and max_priority_fee is None:
         return None
-    if most is None or tip is None:
+    if max_fee is None or max_priority_fee is None:
         raise InvalidRequest(
             "max_fee_per_gas_wei and max_priority_fee_per_gas_wei must be given together", field="fees"
         )
-    return FeesIn(max_fee_per_gas=str(most), max_priority_fee_per_gas=str(tip))
+    return FeesIn(max_fee_per_gas=str(max_fee), max_priority_fee_per_gas=str(max_priority_fee))
 
 
 def _quantity(number: int | None) -> str | None:

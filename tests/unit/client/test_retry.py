@@ -16,7 +16,7 @@ from fencepost import errors as core_errors
 from fencepost.api.problems import KINDS, ApiError
 from fencepost.client import AsyncClient, Client, errors
 from fencepost.client.endpoints import Endpoints
-from fencepost.client.protocol import NodeResponse, NoResponse, Pause, Send, Steps, parse_node_url
+from fencepost.client.protocol import HttpRequest, NodeResponse, NoResponse, Pause, Steps, parse_node_url
 from fencepost.client.retry import RetryPolicy
 from fencepost.client.types import MAX_CHUNK_BYTES, SendParams, chunks, to_wire
 from fencepost.errors import FencepostError, InvalidRequest
@@ -34,7 +34,7 @@ class Stage:
     sayings: list[NodeResponse | NoResponse] = field(default_factory=list)
     retry_for_s: float = 60.0
     now_s: float = 100.0
-    sent: list[Send] = field(default_factory=list)
+    sent: list[HttpRequest] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
 
     def calls(self) -> Endpoints:
@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def hosts(self) -> list[str]:
-        return [send.base.host for send in self.sent]
+        return [send.node.host for send in self.sent]
 
 
 def ok(body: Any = TX, status: int = 200) -> NodeResponse:
