@@ -20,25 +20,30 @@ def command() -> None:
 @node_options
 def show(*, command_id: str, client: Client, as_json: bool) -> None:
     """Show one command: its author, its reason and its outcome."""
-    found = client.command(command_id)
+    operator_command = client.command(command_id)
     if as_json:
-        print_json(found)
+        print_json(operator_command)
         return
-    lines = {"command": f"{found.command} ({found.command_id})", "state": _state(found)}
-    lines["asked by"] = f"{found.asked_by} at {found.asked_at.isoformat(timespec='seconds')}"
-    if found.reason:
-        lines["reason"] = found.reason
-    if found.outcome:
-        lines["outcome"] = found.outcome
+    lines = {
+        "command": f"{operator_command.command} ({operator_command.command_id})",
+        "state": _state(operator_command),
+    }
+    lines["author"] = (
+        f"{operator_command.asked_by} at {operator_command.asked_at.isoformat(timespec='seconds')}"
+    )
+    if operator_command.reason:
+        lines["reason"] = operator_command.reason
+    if operator_command.outcome:
+        lines["outcome"] = operator_command.outcome
     out = console()
     for name, value in lines.items():
         out.print(Text.assemble((f"{name:<11}", "bold"), value))
 
 
-def _state(found: CommandOut) -> str:
-    if not found.done:
+def _state(operator_command: CommandOut) -> str:
+    if not operator_command.done:
         return "open"
-    return "not applied" if found.applied is False else "applied"
+    return "not applied" if operator_command.applied is False else "applied"
 
 
 @command.command()
@@ -46,17 +51,17 @@ def _state(found: CommandOut) -> str:
 @node_options
 def withdraw(*, command_id: str, client: Client, as_json: bool) -> int:
     """Withdraw a command that is not done yet. The exit code is 1 if it is done, unknown or still open."""
-    found = client.withdraw_command(command_id)
-    name = f"{found.command} ({found.command_id})"
+    operator_command = client.withdraw_command(command_id)
+    name = f"{operator_command.command} ({operator_command.command_id})"
     if as_json:
-        print_json(found)
-    elif found.withdrawn is True:
-        click.echo(f"{name}: {found.outcome}")
-    elif found.done:
-        click.echo(f"{name}: not withdrawn: it is done: {found.outcome}")
+        print_json(operator_command)
+    elif operator_command.withdrawn is True:
+        click.echo(f"{name}: {operator_command.outcome}")
+    elif operator_command.done:
+        click.echo(f"{name}: not withdrawn: it is done: {operator_command.outcome}")
     else:
         click.echo(
             f"{name}: not withdrawn yet: the signer's lane has not read the withdrawal; "
-            f"run fencepost command show {found.command_id} later"
+            f"run fencepost command show {operator_command.command_id} later"
         )
-    return OK if found.withdrawn is True else NO
+    return OK if operator_command.withdrawn is True else NO

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from fencepost.cli.demo_run import Demo, Outcome, Progress, stage
+from fencepost.cli.demo_run import Demo, Outcome, Progress, open_demo
 from fencepost.cli.options import settings_options
 from fencepost.cli.rendering import console, table
 from fencepost.settings import Loaded
@@ -29,29 +29,29 @@ TRANSACTIONS = 300
 def demo(*, transactions: int, keep: bool, as_json: bool, loaded: Loaded) -> int:
     """Run three nodes, kill one half-way, and check that every transaction is mined exactly once."""
     outcome = asyncio.run(_run(loaded, transactions, keep=keep, as_json=as_json))
-    return 0 if outcome.is_good else 1
+    return 0 if outcome.is_ok else 1
 
 
 async def _run(loaded: Loaded, transactions: int, *, keep: bool, as_json: bool) -> Outcome:
     out = Console(stderr=True, highlight=False) if as_json else console()
-    async with stage(
+    async with open_demo(
         loaded.settings, transactions=transactions, report=lambda text: out.print(f"… {text}")
-    ) as demo_:
-        outcome = await _watch(demo_, out)
+    ) as running:
+        outcome = await _watch(running, out)
         if as_json:
             click.echo(json.dumps(outcome.as_json(), indent=2))
         else:
             _print_outcome(outcome, out)
         if keep:
-            await _keep(demo_, out)
+            await _keep(running, out)
     return outcome
 
 
-async def _watch(demo_: Demo, out: Console) -> Outcome:
+async def _watch(running: Demo, out: Console) -> Outcome:
     bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=out)
-    task = bar.add_task("confirmed", total=demo_.transactions)
+    task = bar.add_task("confirmed", total=running.transactions)
     if not out.is_terminal:
-        return await demo_.play(lambda _: None)
+        return await running.run(lambda _: None)
     with Live(console=out, refresh_per_second=10) as live:
 
         def show(progress: Progress) -> None:
@@ -61,7 +61,7 @@ async def _watch(demo_: Demo, out: Console) -> Outcome:
             grid.add_row(bar)
             live.update(grid)
 
-        return await demo_.play(show)
+        return await running.run(show)
 
 
 def _progress_table(progress: Progress) -> Table:
@@ -75,16 +75,16 @@ def _progress_table(progress: Progress) -> Table:
         )
         for signer, queued, in_flight, confirmed, owner in progress.rows
     ]
-    made = table(("signer", "queued", "in flight", "confirmed", "lease holder"), rows)
-    made.title = f"nodes: {' '.join(progress.alive)} · {progress.note}"
-    made.title_justify = "left"
-    return made
+    progress_table = table(("signer", "queued", "in flight", "confirmed", "lease holder"), rows)
+    progress_table.title = f"nodes: {' '.join(progress.alive)} · {progress.note}"
+    progress_table.title_justify = "left"
+    return progress_table
 
 
 def _print_outcome(outcome: Outcome, out: Console) -> None:
     for problem in outcome.problems[:20]:
         out.print(f"✗ {problem}", style="red")
-    if outcome.is_good:
+    if outcome.is_ok:
         out.print(
             f"✓ {outcome.requests} requests, each mined exactly once; no nonce gap, no nonce used twice ({outcome.seconds} s)",
             style="green",
@@ -95,8 +95,8 @@ def _print_outcome(outcome: Outcome, out: Console) -> None:
         )
 
 
-async def _keep(demo_: Demo, out: Console) -> None:
-    for node in demo_.nodes:
+async def _keep(running: Demo, out: Console) -> None:
+    for node in running.nodes:
         if node.is_alive:
             out.print(f"{node.name} is at {node.url} (docs: {node.url}/docs)")
     out.print("Press Ctrl-C to stop")

@@ -1,7 +1,7 @@
 """Run the demo: three nodes, five signers, a few hundred transactions, one node killed half-way, then a check.
 
-Requests go to the API of a random node, and again to another one if a node is gone: the request id makes that safe. The
-check at the end compares the requests with what the chain holds.
+Requests go to the API of a random node, and again to another one if that node is dead: the request id makes that safe. The
+check at the end compares the requests with the transactions on the chain.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NODES = 3
 SIGNERS = 5
 BLOCK_TIME_S = 0.25
 LEASE_S = 2.0
-FINISH_WITHIN_S = 90.0
-POST_WITHIN_S = 30.0
+FINISH_TIMEOUT_S = 90.0
+POST_TIMEOUT_S = 30.0
 _SETTINGS = {
     "nonce.mode": "pipelined",
     "nonce.max_in_flight": "16",
@@ -82,16 +82,16 @@ class Outcome:
     killed: str = ""
 
     @property
-    def is_good(self) -> bool:
+    def is_ok(self) -> bool:
         return not self.problems and self.mined_once == self.requests
 
     def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "ok": self.is_good}
+        return {**asdict(self), "ok": self.is_ok}
 
 
 @dataclass(slots=True)
 class Demo:
-    """The running database, chain and nodes; `play` sends the transactions."""
+    """The running database, chain and nodes; `run` sends the transactions."""
 
     dsn: str
     chain: AnvilNode
@@ -99,22 +99,22 @@ class Demo:
     database: DriverPool
     addresses: tuple[str, ...]
     transactions: int
-    _note: str = "pouring"
-    _open_up_to: int = 0  # requests from this number on are held back
+    _note: str = "submitting"
+    _released_up_to: int = 0  # requests from this number on are held back
 
-    async def play(self, show: Callable[[Progress], None]) -> Outcome:
+    async def run(self, show: Callable[[Progress], None]) -> Outcome:
         """Send everything, kill a node half-way, wait for the end, and check the result."""
         began_s = time.monotonic()
         outcome = Outcome(requests=self.transactions)
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._show_until_cancelled(show))
-            self._open_up_to = self.transactions // 2
-            pouring = group.create_task(self._pour())
+            self._released_up_to = self.transactions // 2
+            submissions = group.create_task(self._submit_all())
             killed_at = await self._kill_half_way(outcome)
-            self._open_up_to = self.transactions
-            await pouring
+            self._released_up_to = self.transactions
+            await submissions
             self._note = "waiting for the last confirmations"
-            await self._until_all_ended(outcome)
+            await self._wait_until_all_finished(outcome)
             watcher.cancel()
         outcome.failover_s = await self._failover_s(killed_at)
         if outcome.failover_s is None:
@@ -126,7 +126,7 @@ class Demo:
 
     # ---- the phases
 
-    async def _pour(self) -> None:
+    async def _submit_all(self) -> None:
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as group:
             limit = asyncio.Semaphore(8)
@@ -139,11 +139,11 @@ class Demo:
             "requestId": f"demo-{index}",
             "payload": {"to": self.addresses[(index + 1) % SIGNERS], "value": "1"},
         }
-        while index >= self._open_up_to:  # noqa: ASYNC110 - the pace of the demo
+        while index >= self._released_up_to:  # noqa: ASYNC110 - the pace of the demo
             await asyncio.sleep(0.02)
         async with limit:
             await asyncio.sleep(0.02)
-            deadline_s = time.monotonic() + POST_WITHIN_S
+            deadline_s = time.monotonic() + POST_TIMEOUT_S
             while time.monotonic() < deadline_s:
                 node = random.choice([node for node in self.nodes if node.is_alive])
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -160,34 +160,34 @@ class Demo:
         """
         while await self._count("state = 'CONFIRMED'") < self.transactions // 4:  # noqa: ASYNC110 - another process's work
             await asyncio.sleep(0.02)
-        while (victim := await self._frozen_with_work()) is None:
-            # Everything has ended meanwhile: release more requests, but keep the last ones of each signer for the next lease holder.
-            self._open_up_to = min(self._open_up_to + 5 * SIGNERS, self.transactions - SIGNERS)
+        while (victim := await self._stop_busy_node()) is None:
+            # All released requests have finished: release more, but keep the last ones of each signer for the next lease holder.
+            self._released_up_to = min(self._released_up_to + 5 * SIGNERS, self.transactions - SIGNERS)
             await asyncio.sleep(0.02)
         killed_at = float(await self.database.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
         await victim.kill()
         outcome.killed = victim.name
-        self._note = f"{victim.name} was killed with -9; the others take over"
+        self._note = f"{victim.name} was killed with kill -9; the other nodes take over"
         return killed_at
 
-    async def _frozen_with_work(self) -> NodeProcess | None:
+    async def _stop_busy_node(self) -> NodeProcess | None:
         """Stop and return a node with transactions in flight; they stay in flight until it continues or dies."""
         for row in await self.database.fetch(_IN_FLIGHT):
             victim = next(node for node in self.nodes if node.name == row["owner_node"])
             victim.process.send_signal(signal.SIGSTOP)
-            still = {row["owner_node"] for row in await self.database.fetch(_IN_FLIGHT)}
-            if victim.name in still:
+            still_busy = {row["owner_node"] for row in await self.database.fetch(_IN_FLIGHT)}
+            if victim.name in still_busy:
                 return victim
             victim.process.send_signal(signal.SIGCONT)
         return None
 
-    async def _until_all_ended(self, outcome: Outcome) -> None:
-        deadline_s = time.monotonic() + FINISH_WITHIN_S
+    async def _wait_until_all_finished(self, outcome: Outcome) -> None:
+        deadline_s = time.monotonic() + FINISH_TIMEOUT_S
         while time.monotonic() < deadline_s:
             if await self._count("state IN ('CONFIRMED', 'FAILED', 'CANCELLED')") >= self.transactions:
                 return
             await asyncio.sleep(0.05)
-        outcome.problems.append(f"not everything ended within {FINISH_WITHIN_S:.0f} s")
+        outcome.problems.append(f"not every transaction finished within {FINISH_TIMEOUT_S:.0f} s")
 
     async def _count(self, condition: str) -> int:
         return int(await self.database.fetchval(f"SELECT count(*) FROM managed_tx WHERE {condition}"))  # noqa: S608 - the conditions are constants
@@ -201,27 +201,27 @@ class Demo:
                 await asyncio.sleep(0.1)
 
     async def _progress(self) -> Progress:
-        found = await self.database.fetch(
+        records = await self.database.fetch(
             "SELECT t.signer, count(*) FILTER (WHERE t.state = 'QUEUED') AS queued,"
             " count(*) FILTER (WHERE t.state IN ('ALLOCATED', 'SUBMITTED', 'TRACKING')) AS in_flight,"
             " count(*) FILTER (WHERE t.state = 'CONFIRMED') AS confirmed,"
             " coalesce(max(l.owner_node), '') AS owner"
             " FROM managed_tx t LEFT JOIN signer_lease l USING (chain_id, signer) GROUP BY t.signer ORDER BY t.signer"
         )
-        rows = tuple((r["signer"], r["queued"], r["in_flight"], r["confirmed"], r["owner"]) for r in found)
+        rows = tuple((r["signer"], r["queued"], r["in_flight"], r["confirmed"], r["owner"]) for r in records)
         return Progress(rows, tuple(node.name for node in self.nodes if node.is_alive), self._note)
 
     # ---- the check
 
     async def _failover_s(self, killed_at: float) -> float | None:
         """Return the time from the kill to the first send by another node for a signer of the killed one."""
-        found = await self.database.fetchval(
+        first_send_s = await self.database.fetchval(
             "SELECT min(extract(epoch FROM j.at)) FROM journal j JOIN lease_term n USING (chain_id, signer, fencing_token)"
             " WHERE j.event = 'SendResult' AND extract(epoch FROM n.acquired_at) > $1 AND EXISTS"
             " (SELECT 1 FROM lease_term o WHERE o.signer = n.signer AND o.fencing_token < n.fencing_token)",
             killed_at,
         )
-        return None if found is None else round(float(found) - killed_at, 2)
+        return None if first_send_s is None else round(float(first_send_s) - killed_at, 2)
 
     async def _check(self, outcome: Outcome) -> None:
         """Check on the chain that every request is mined exactly once, without a nonce gap."""
@@ -237,10 +237,10 @@ class Demo:
                 outcome.mined_once += 1
         for address, txs in mined.items():
             if [nonce for nonce, _ in txs] != list(range(len(txs))):
-                outcome.problems.append(f"{address} has a hole or a repeated nonce")
+                outcome.problems.append(f"{address} has a nonce gap or a repeated nonce")
         total = sum(len(txs) for txs in mined.values())
         if total != self.transactions or len(stored) != self.transactions:
-            outcome.problems.append(f"{self.transactions} asked, {len(stored)} stored, {total} mined")
+            outcome.problems.append(f"{self.transactions} submitted, {len(stored)} stored, {total} mined")
 
     async def _mined_from_chain(self) -> dict[str, list[tuple[int, str]]]:
         rpc = JsonRpc(self.chain.rpc_url, timeout_s=10, max_body_bytes=64 * 1024 * 1024)
@@ -259,7 +259,7 @@ class Demo:
 
 
 @asynccontextmanager
-async def stage(
+async def open_demo(
     settings: Settings, *, transactions: int, report: Callable[[str], None]
 ) -> AsyncIterator[Demo]:
     """Start everything that the demo needs, and remove it afterwards, except the database server's folder."""

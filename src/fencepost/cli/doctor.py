@@ -132,8 +132,8 @@ async def _durability(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
 
 async def _clock(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
     began_s = time.time()
-    there_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
-    difference_s = there_s - (began_s + time.time()) / 2
+    database_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+    difference_s = database_s - (began_s + time.time()) / 2
     far = abs(difference_s) > MAX_CLOCK_DIFFERENCE_S
     note = " (leases use the database's clock and stay correct; log times differ)" if far else ""
     return Check(
@@ -170,11 +170,11 @@ async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterat
         return
     addresses = keys.addresses()
     await keys.aclose()
-    found = f"{len(addresses)} signer{'s' if len(addresses) != 1 else ''}"
+    count = f"{len(addresses)} signer{'s' if len(addresses) != 1 else ''}"
     yield Check(
         "keys",
         "ok" if addresses else "warn",
-        found if addresses else "no signer: set FENCEPOST_KEY_… or keys.file",
+        count if addresses else "no signer: set FENCEPOST_KEY_… or keys.file",
     )
     for name, configured in settings.chains.items():
         chain = _open_chain(*configured.rpc_urls)

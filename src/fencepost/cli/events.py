@@ -28,7 +28,7 @@ def events() -> None:
     show_default=True,
     help="Start after this event id; an empty value starts with the oldest kept event.",
 )
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many events.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many events.")
 @node_options
 def tail(
     *,
@@ -40,8 +40,8 @@ def tail(
     as_json: bool,
 ) -> None:
     """Print events as they happen, one per line, until interrupted."""
-    found = client.events(after, types=types, signers=signers)
-    for count, event in enumerate(found, start=1):
+    stream = client.events(after, types=types, signers=signers)
+    for count, event in enumerate(stream, start=1):
         click.echo(msgspec.json.encode(event).decode() if as_json else _line(event))
         if count == limit:
             return
@@ -49,6 +49,6 @@ def tail(
 
 def _line(event: EventOut) -> str:
     data = event.data
-    about = data.tx.request_id or data.tx.tx_id if data.tx else ""
-    parts = [local_time(event.timestamp), event.type, event.signer or "", about, data.error or data.reason]
+    subject = data.tx.request_id or data.tx.tx_id if data.tx else ""
+    parts = [local_time(event.timestamp), event.type, event.signer or "", subject, data.error or data.reason]
     return "  ".join(part for part in parts if part)

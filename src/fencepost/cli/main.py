@@ -42,10 +42,10 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        place = _COMMANDS.get(cmd_name)
-        if place is None:
+        target = _COMMANDS.get(cmd_name)
+        if target is None:
             return None
-        module, _, name = place.partition(":")
+        module, _, name = target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 

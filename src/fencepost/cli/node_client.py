@@ -56,8 +56,10 @@ def command_options(
     *, timeout: str = "5s", needs_reason: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add `--reason` and `--timeout`, the options of operator commands."""
-    reason = click.option("--reason", required=needs_reason, help="The reason, stored with the command.")
-    within = click.option(
+    reason_option = click.option(
+        "--reason", required=needs_reason, help="The reason, stored with the command."
+    )
+    timeout_option = click.option(
         "--timeout",
         "timeout_s",
         type=SECONDS,
@@ -65,7 +67,7 @@ def command_options(
         show_default=True,
         help="How long to wait until the command is carried out.",
     )
-    return lambda command: within(reason(command))
+    return lambda command: timeout_option(reason_option(command))
 
 
 def print_json(value: Any) -> None:

@@ -43,7 +43,7 @@ def check(*, as_json: bool, loaded: Loaded) -> int:
 
     Writes nothing. Exit code 1: an operator must decide something.
     """
-    return asyncio.run(_run(loaded, as_json=as_json, does_it=False))
+    return asyncio.run(_run(loaded, as_json=as_json, applies=False))
 
 
 @restore.command()
@@ -55,10 +55,10 @@ def reconcile(*, as_json: bool, loaded: Loaded) -> int:
     Stop all nodes first: this acquires each signer's lease. Nothing is signed or sent. Exit code 1: an operator must
     decide something.
     """
-    return asyncio.run(_run(loaded, as_json=as_json, does_it=True))
+    return asyncio.run(_run(loaded, as_json=as_json, applies=True))
 
 
-async def _run(loaded: Loaded, *, as_json: bool, does_it: bool) -> int:
+async def _run(loaded: Loaded, *, as_json: bool, applies: bool) -> int:
     reports: list[SignerReport] = []
     failures: list[tuple[Signer, str]] = []
     async with (
@@ -70,19 +70,19 @@ async def _run(loaded: Loaded, *, as_json: bool, does_it: bool) -> int:
             task = progress.add_task("signers", total=len(signers))
             for signer in signers:
                 try:
-                    reports.append(await _one(tools, signer, does_it=does_it))
+                    reports.append(await _report_signer(tools, signer, applies=applies))
                 except FencepostError as error:
                     failures.append((signer, str(error)))
                 progress.advance(task)
     if as_json:
         click.echo(json.dumps([_as_json(r) for r in reports] + [_failed(*f) for f in failures], indent=2))
     else:
-        _print(reports, failures, does_it=does_it)
+        _print(reports, failures, applies=applies)
     return 1 if failures or any(report.decisions for report in reports) else 0
 
 
-async def _one(tools: RestoreTools, signer: Signer, *, does_it: bool) -> SignerReport:
-    if not does_it:
+async def _report_signer(tools: RestoreTools, signer: Signer, *, applies: bool) -> SignerReport:
+    if not applies:
         return await examine(tools.reading_lane(signer))
     use: Callable[[Lane], Awaitable[SignerReport]] = reconcile_signer
     return await tools.with_lease(signer, use)
@@ -128,7 +128,7 @@ def _failed(signer: Signer, error: str) -> dict[str, Any]:
     }
 
 
-def _print(reports: list[SignerReport], failures: list[tuple[Signer, str]], *, does_it: bool) -> None:
+def _print(reports: list[SignerReport], failures: list[tuple[Signer, str]], *, applies: bool) -> None:
     rows: list[tuple[str | Text, ...]] = [
         (
             str(report.signer),
@@ -144,8 +144,8 @@ def _print(reports: list[SignerReport], failures: list[tuple[Signer, str]], *, d
     rows += [
         (str(signer), Text("failed", _STYLES["failed"]), "", "", "", "", error) for signer, error in failures
     ]
-    attached = "attached" if does_it else "to attach"
-    columns = ("signer", "verdict", "ours", "chain", attached, "to fill", "to decide")
+    attached = "attached" if applies else "to attach"
+    columns = ("signer", "verdict", "next nonce", "chain nonce", attached, "to fill", "to decide")
     console().print(table(columns, rows))
     for report in reports:
         for one in report.attached[:MAX_SHOWN]:

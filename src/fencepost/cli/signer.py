@@ -142,7 +142,7 @@ _add_operator_command(Client.protect_signer)
 @click.argument("address")
 @click.option("--chain-id", type=int)
 @click.option("--decision", type=click.Choice(["adopt", "keep", "fill"]), required=True,
-              help="Continue from the chain's nonce (adopt), from ours (keep), or from ours after filling the nonce gap (fill).")  # fmt: skip
+              help="Continue from the chain's nonce (adopt), from Fencepost's cursor (keep), or from the cursor after filling the nonce gap (fill).")  # fmt: skip
 @command_options(needs_reason=True)
 @node_options
 def unprotect(

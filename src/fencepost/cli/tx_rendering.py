@@ -44,12 +44,12 @@ def _reach(
     client: Client, tx: TxOut, milestone: Milestone, *, deadline_s: float, timeout_s: float, show: _Show
 ) -> TxOut:
     while True:
-        left_s = max(0.0, deadline_s - time.monotonic())
+        remaining_s = max(0.0, deadline_s - time.monotonic())
         try:
-            tx = client.wait(tx.tx_id, milestone, timeout_s=min(REFRESH_INTERVAL_S, left_s))
+            tx = client.wait(tx.tx_id, milestone, timeout_s=min(REFRESH_INTERVAL_S, remaining_s))
         except NotReached as error:
             show(error.tx)
-            if left_s <= REFRESH_INTERVAL_S:
+            if remaining_s <= REFRESH_INTERVAL_S:
                 raise NotReached(error.tx, milestone, timeout_s) from None
         else:
             show(tx)
@@ -126,13 +126,16 @@ def _lines(tx: TxOut) -> Iterator[tuple[str, str | tuple[str, str]]]:
 def _parts(tx: TxOut) -> Iterator[tuple[str, str]]:
     """Yield the lines of the parts that `--include` selects."""
     if tx.attempts is not UNSET:
-        for one in tx.attempts:
-            result = f", last result {one.last_result}" if one.last_result else ""
-            yield f"attempt {one.number}", f"{one.hash} {one.purpose}, sent {one.sent_count} times{result}"
+        for attempt in tx.attempts:
+            result = f", last result {attempt.last_result}" if attempt.last_result else ""
+            yield (
+                f"attempt {attempt.number}",
+                f"{attempt.hash} {attempt.purpose}, sent {attempt.sent_count} times{result}",
+            )
     if tx.history is not UNSET:
-        for stretch in tx.history:
-            done = ", ".join(f"{action.count} {action.action}" for action in stretch.actions)
-            yield "history", f"{local_time(stretch.time)} {stretch.sub_status}: {done}"
+        for period in tx.history:
+            actions = ", ".join(f"{action.count} {action.action}" for action in period.actions)
+            yield "history", f"{local_time(period.time)} {period.sub_status}: {actions}"
 
 
 def _state(tx: TxOut) -> str:
