@@ -98,7 +98,7 @@ async def cancel_mined_requests(world: World, signer: Signer) -> bool:
         world.recorder.may_fail.add(tx.tx_id)
         world.recorder.log("operator", "cancels what was done", tx.intent.call.value_wei)
         await world.accepting.ledger.add_command(
-            signer, "cancel", tx_id=tx.tx_id, asked_by="operator", reason=None, detail={}
+            signer, "cancel", tx_id=tx.tx_id, author="operator", reason=None, detail={}
         )
         world.hint(signer)
     return bool(done)

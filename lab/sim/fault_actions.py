@@ -264,7 +264,7 @@ async def _ask(world: World, fault: Fault) -> None:
         world.recorder.may_fail.add(tx_id)
     about = tx_id if fault.flavour in ("cancel", "bump", "suspend", "resubmit") else None
     await world.accepting.ledger.add_command(
-        signer, fault.flavour, tx_id=about, asked_by="operator", reason=None, detail={}
+        signer, fault.flavour, tx_id=about, author="operator", reason=None, detail={}
     )
     world.hint(signer)
 
@@ -281,7 +281,7 @@ async def _withdraw(world: World, fault: Fault) -> None:
             signer,
             "withdraw",
             tx_id=None,
-            asked_by="operator",
+            author="operator",
             reason=None,
             detail={"commandId": number},
         )
@@ -300,7 +300,7 @@ async def act_as_operator(world: World) -> None:
     for tx in list(world.database.txs.values()):
         if tx.state is State.SUSPENDED and (tx.signer, "resume") not in asked:
             await world.accepting.ledger.add_command(
-                tx.signer, "resume", tx_id=tx.tx_id, asked_by="operator", reason=None, detail={}
+                tx.signer, "resume", tx_id=tx.tx_id, author="operator", reason=None, detail={}
             )
             world.hint(tx.signer)
 
@@ -329,7 +329,7 @@ def _was_refused(world: World, signer: Signer) -> bool:
 async def _tell(world: World, signer: Signer, command: str, **detail: str) -> None:
     world.recorder.log("operator", command, str(signer)[-4:], *detail.values())
     await world.accepting.ledger.add_command(
-        signer, command, tx_id=None, asked_by="operator", reason=None, detail=detail
+        signer, command, tx_id=None, author="operator", reason=None, detail=detail
     )
     world.hint(signer)
 

@@ -72,7 +72,7 @@ async def test_an_endpoint_that_briefly_serves_another_chain_finishes_nothing(
             if chain_id == interval_chain.chain_id:
                 signer = fencepost.signer(account.address)
                 await fencepost.running.ledger.add_command(
-                    signer, "unprotect", tx_id=None, asked_by="test", reason=None, detail={"decision": "keep"}
+                    signer, "unprotect", tx_id=None, author="test", reason=None, detail={"decision": "keep"}
                 )
                 fencepost.running.node.hint(signer)
             await db.until_states(account, CONFIRMED=2 * COUNT)

@@ -115,7 +115,7 @@ async def test_another_attempt_of_the_transaction_may_be_mined_instead(
         tx_id = await fencepost.create(signer=account.address, request_id="order-1", to=SINK, value_wei=1)
         await fencepost.wait_for(tx_id, "submitted")
         await fencepost.running.ledger.add_command(
-            fencepost.signer(account.address), "bump", tx_id=tx_id, asked_by="a test", reason=None, detail={}
+            fencepost.signer(account.address), "bump", tx_id=tx_id, author="a test", reason=None, detail={}
         )
         fencepost.running.node.hint(fencepost.signer(account.address))
         await db.until_event(tx_id, "SendResult", times=2)

@@ -113,7 +113,7 @@ async def test_adopting_a_foreign_transaction_sends_nothing_again(
                     fencepost.signer(account.address),
                     "unprotect",
                     tx_id=None,
-                    asked_by="Ada",
+                    author="Ada",
                     reason="our own wallet",
                     detail={"decision": "adopt"},
                 )

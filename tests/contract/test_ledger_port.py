@@ -239,14 +239,14 @@ async def test_operator_commands_stay_open_in_order_until_they_are_answered(lab:
     request = new()
     await ledger.accept([request])
     first = await ledger.add_command(
-        ALICE, "cancel", tx_id=request.tx_id, asked_by="eve", reason="why", detail={"a": 1}
+        ALICE, "cancel", tx_id=request.tx_id, author="eve", reason="why", detail={"a": 1}
     )
-    second = await ledger.add_command(ALICE, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
-    await ledger.add_command(BOB, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
+    second = await ledger.add_command(ALICE, "pause", tx_id=None, author="eve", reason=None, detail={})
+    await ledger.add_command(BOB, "pause", tx_id=None, author="eve", reason=None, detail={})
     commands = await ledger.load_commands(ALICE)
     assert [command.id for command in commands] == [first, second]
     assert (commands[0].command, commands[0].tx_id, commands[0].detail) == ("cancel", request.tx_id, {"a": 1})
-    assert (commands[0].asked_by, commands[0].reason) == ("eve", "why")
+    assert (commands[0].author, commands[0].reason) == ("eve", "why")
     (term,) = await ledger.acquire([ALICE])
     await ledger.commit(LaneWrite(term, done_commands=(DoneCommand(first, "done so"),)))
     assert [command.id for command in await ledger.load_commands(ALICE)] == [second]
@@ -255,7 +255,7 @@ async def test_operator_commands_stay_open_in_order_until_they_are_answered(lab:
 
 async def test_a_lane_answers_only_the_commands_of_its_own_signer(lab: LedgerLab) -> None:
     ledger = await lab.node("a")
-    command_id = await ledger.add_command(BOB, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
+    command_id = await ledger.add_command(BOB, "pause", tx_id=None, author="eve", reason=None, detail={})
     (term,) = await ledger.acquire([ALICE])
     await ledger.commit(LaneWrite(term, done_commands=(DoneCommand(command_id, "not mine"),)))
     assert [found.id for found in await ledger.load_commands(BOB)] == [command_id]
@@ -385,7 +385,7 @@ async def test_signers_with_live_transactions_or_open_commands_have_work_while_t
     one, two = await lab.node("a"), await lab.node("b")
     assert await one.signers_with_work([31_337, 1], limit=10) == []
     await one.accept([new(), new(signer=ON_OTHER_CHAIN)])
-    await one.add_command(BOB, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
+    await one.add_command(BOB, "pause", tx_id=None, author="eve", reason=None, detail={})
     assert sorted(await one.signers_with_work([31_337, 1], limit=10)) == [ON_OTHER_CHAIN, ALICE, BOB]
     assert await one.signers_with_work([1], limit=10) == [ON_OTHER_CHAIN]
     assert len(await one.signers_with_work([31_337, 1], limit=2)) == 2
@@ -439,7 +439,7 @@ async def test_an_old_term_writes_nothing(lab: LedgerLab) -> None:
     term, (tx,) = await held(one, "x")
     await lab.pass_time(LEASE_S + SKEW_S + 1)
     (newer,) = await two.acquire([ALICE])
-    command_id = await two.add_command(ALICE, "pause", tx_id=None, asked_by="eve", reason=None, detail={})
+    command_id = await two.add_command(ALICE, "pause", tx_id=None, author="eve", reason=None, detail={})
     write = LaneWrite(
         term,
         (take(tx, 0),),
@@ -596,7 +596,7 @@ async def test_fillers_are_stored_with_nonce_and_bytes(lab: LedgerLab) -> None:
     term, (tx,) = await held(ledger, "x")
     await ledger.commit(LaneWrite(term, (take(tx, 2),), cursor_after=Cursor(3, 2)))
     command_id = await ledger.add_command(
-        ALICE, "unprotect", tx_id=None, asked_by="eve", reason=None, detail={}
+        ALICE, "unprotect", tx_id=None, author="eve", reason=None, detail={}
     )
     made = (filler(0), filler(1))
     write = LaneWrite(

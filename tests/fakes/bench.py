@@ -200,7 +200,7 @@ class Bench:
         self, command: str, tx_id: UUID | None = None, *, reason: str | None = None, **detail: Any
     ) -> int:
         return await self.accepting.ledger.add_command(
-            self.signer, command, tx_id=tx_id, asked_by="eve", reason=reason, detail=detail
+            self.signer, command, tx_id=tx_id, author="eve", reason=reason, detail=detail
         )
 
     # ---- observation

@@ -137,7 +137,7 @@ async def test_the_database_enforces_the_required_columns_of_each_state(dsn: str
             "  FROM unnest($1::text[]) s (state), (VALUES (true), (false)) l (is_live),"
             "       (VALUES (NULL::bigint), (7)) n (nonce), (VALUES (NULL::bigint), (9)) b (block),"
             "       (VALUES (NULL), ('0x')) h (hash), (VALUES (NULL), (now())) f (finished_at)"
-            " WHERE managed_tx_stands(s.state, l.is_live, n.nonce, b.block, h.hash, f.finished_at)",
+            " WHERE managed_tx_is_consistent(s.state, l.is_live, n.nonce, b.block, h.hash, f.finished_at)",
             [*State, "UNKNOWN"],
         )
     finally:

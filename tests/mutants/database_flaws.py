@@ -24,7 +24,7 @@ def exists_then_write() -> list[Change]:
     looked: dict[int, bool] = {}
 
     async def made(self: LedgerPort, write: LaneWrite) -> Written:
-        looked[id(write)] = self.inner._stands(write.term)
+        looked[id(write)] = self.inner._is_current(write.term)
         return await honest(self, write)
 
     async def commit(self: InMemoryLedger, write: LaneWrite) -> Written:
@@ -119,7 +119,7 @@ def lease_rows_deleted() -> list[Change]:
     async def release(self: InMemoryLedger, terms: Sequence[Term]) -> None:
         await asyncio.sleep(0)
         for term in terms:
-            if self._stands(term):
+            if self._is_current(term):
                 del self.database.leases[term.signer]
 
     return [(InMemoryLedger, "release", release)]
@@ -127,7 +127,7 @@ def lease_rows_deleted() -> list[Change]:
 
 def nonce_first_row_later() -> list[Change]:
     async def commit(self: InMemoryLedger, write: LaneWrite) -> Written:
-        stands = self._stands(write.term)
+        stands = self._is_current(write.term)
         if stands and write.cursor_after is not None and write.changes:
             self.database.cursors[write.term.signer] = write.cursor_after
             await asyncio.sleep(1.0)  # the process may die here

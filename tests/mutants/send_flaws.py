@@ -268,7 +268,7 @@ def fillers_not_waited_for() -> list[Change]:
 def cancelled_at_once() -> list[Change]:
     """Report a cancellation as done, whatever is in flight."""
 
-    async def cancel(lane: Lane, tx: ManagedTx, reason: str, _asked_by: str) -> tuple[TxChange | None, str]:
+    async def cancel(lane: Lane, tx: ManagedTx, reason: str, _author: str) -> tuple[TxChange | None, str]:
         return _failed(lane, tx, reason), "cancelled"
 
     return [(operator_commands, "_cancel_with_nonce", cancel)]

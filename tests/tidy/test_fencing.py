@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 # Statements that may write without a term, and their tables; the reasons are next to the statements.
 UNFENCED = {
     "accept_requests": {"managed_tx", "journal_batch", "signer_use"},
-    "ask_command": {"lane_command"},
-    "ask_with_audit": {"lane_command", "audit"},
+    "command_insert": {"lane_command"},
+    "command_insert_audited": {"lane_command", "audit"},
     # The chain of this database: the first writer decides, and the row never changes.
     "chain_genesis": {"chain_identity"},
     # Only removes what is older than the retention, and records how far.

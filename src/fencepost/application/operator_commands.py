@@ -94,7 +94,7 @@ async def _without_withdrawn(lane: Lane, commands: Sequence[Command]) -> list[Co
     for command in withdrawing:
         target = command.detail.get("commandId")
         if target in open_ids:
-            outcomes[target] = DoneCommand(target, f"{WITHDRAWN_BY}{command.asked_by}", applied=False)
+            outcomes[target] = DoneCommand(target, f"{WITHDRAWN_BY}{command.author}", applied=False)
             outcomes[command.id] = DoneCommand(command.id, "withdrawn")
         else:
             text = "withdraw does not apply: the command is done already"
@@ -130,7 +130,7 @@ async def _drop_unreadable(lane: Lane, command: Command, row: UnreadableRow) -> 
         nonce_text = "" if row.tx.nonce is None else f" and it has nonce {row.tx.nonce}"
         await _reject(lane, command, f"{command.command} does not apply: {row}{nonce_text}: restore its row")
         return
-    reason = command.reason or f"cancelled by {command.asked_by}"
+    reason = command.reason or f"cancelled by {command.author}"
     dropped = lane.change(row.tx, partial(transaction_state.cancel_unsent, reason=reason))
     outcome = "dropped before it had a nonce; its row could not be read"
     await lane.commit([dropped], done_commands=[(command.id, outcome)], op=command.command)
@@ -147,7 +147,7 @@ async def _current(lane: Lane, command: Command) -> ManagedTx | None:
 
 
 async def _apply(lane: Lane, command: Command, tx: ManagedTx) -> tuple[TxChange | None, str]:
-    reason = command.reason or f"cancelled by {command.asked_by}"
+    reason = command.reason or f"cancelled by {command.author}"
     match command.command:
         case "cancel" if tx.nonce is None:
             return await _cancel_unsent(lane, tx, reason)
@@ -156,13 +156,13 @@ async def _apply(lane: Lane, command: Command, tx: ManagedTx) -> tuple[TxChange 
         case "cancel" | "bump" | "resubmit" if tx.sub_state is SubState.SUPERSEDED:
             return None, f"{command.command} does not apply: a transaction that is not ours has its nonce"
         case "cancel":
-            return await _cancel_with_nonce(lane, tx, reason, command.asked_by)
+            return await _cancel_with_nonce(lane, tx, reason, command.author)
         case "suspend" if tx.state is State.SUSPENDED:
             return None, "it is suspended already"
         case "suspend":
-            return lane.change(tx, partial(transaction_state.suspend, by=command.asked_by)), "suspended"
+            return lane.change(tx, partial(transaction_state.suspend, by=command.author)), "suspended"
         case "resume" if tx.state is State.SUSPENDED:
-            resume = partial(transaction_state.resume, by=command.asked_by)
+            resume = partial(transaction_state.resume, by=command.author)
             return lane.change(tx, resume, partial(transaction_state.postpone, due_s=lane.now_s())), "resumed"
         case "resubmit" if tx.attempts and tx.mined is None and tx.state is not State.SUSPENDED:
             return lane.change(
@@ -185,7 +185,7 @@ async def _cancel_unsent(lane: Lane, tx: ManagedTx, reason: str) -> tuple[TxChan
 
 
 async def _cancel_with_nonce(
-    lane: Lane, tx: ManagedTx, reason: str, asked_by: str
+    lane: Lane, tx: ManagedTx, reason: str, author: str
 ) -> tuple[TxChange | None, str]:
     """Send a filler at the same nonce. If the original is mined first, it is confirmed as if there were no command."""
     if tx.mined is not None:
@@ -201,7 +201,7 @@ async def _cancel_with_nonce(
         partial(transaction_state.add_attempt, attempt=attempt, event="Fill"),
     ]
     if tx.state is State.SUSPENDED:
-        steps.insert(0, partial(transaction_state.resume, by=asked_by))
+        steps.insert(0, partial(transaction_state.resume, by=author))
     return lane.change(tx, *steps), "a filler goes for its nonce"
 
 
@@ -223,28 +223,30 @@ async def _run_signer_command(lane: Lane, command: Command) -> None:
     cursor = lane.cursor
     if cursor is None:
         raise StateMoved(f"{lane.signer} has no cursor")
-    author = {"by": command.asked_by, "reason": command.reason}
+    details = {"by": command.author, "reason": command.reason}
     match command.command:
         case "pause" if cursor.pause is None:
             paused = cursor.changed(pause=command.reason or "")
-            await _move_cursor(lane, command, paused, JournalEntry("Pause", author), "paused")
+            await _move_cursor(lane, command, paused, JournalEntry("Pause", details), "paused")
         case "unpause" if cursor.pause is not None:
             resumed = cursor.changed(pause=None)
-            await _move_cursor(lane, command, resumed, JournalEntry("Unpause", author), resumed.state.lower())
+            await _move_cursor(
+                lane, command, resumed, JournalEntry("Unpause", details), resumed.state.lower()
+            )
         case "pause" | "unpause":
             paused_or_not = "paused already" if command.command == "pause" else "not paused"
             await _reject(lane, command, f"{command.command} does not apply: the signer is {paused_or_not}")
         case "protect" if cursor.state is not CursorState.PROTECT:
-            reason = command.reason or f"protected by {command.asked_by}"
+            reason = command.reason or f"protected by {command.author}"
             held = cursor.changed(state=CursorState.PROTECT, reason=reason)
-            await _move_cursor(lane, command, held, JournalEntry("Protect", author), "protected")
+            await _move_cursor(lane, command, held, JournalEntry("Protect", details), "protected")
         case "unprotect" if cursor.state is CursorState.PROTECT:
-            await _unprotect(lane, command, cursor, author)
+            await _unprotect(lane, command, cursor, details)
         case _:
             await _reject(lane, command, f"{command.command} does not apply: the signer is {cursor.state}")
 
 
-async def _unprotect(lane: Lane, command: Command, cursor: Cursor, author: dict[str, str | None]) -> None:
+async def _unprotect(lane: Lane, command: Command, cursor: Cursor, details: dict[str, str | None]) -> None:
     """Apply an operator's decision.
 
     `adopt` continues from the chain's nonce, `keep` from the cursor; `fill` too, and fills the nonce gap below it.
@@ -255,11 +257,11 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, author: dict[
         await _reject(lane, command, f"unprotect does not apply: {row}: cancel it or restore its row first")
         return
     if decision == "fill":
-        await _fill_gap(lane, command, cursor, author)
+        await _fill_gap(lane, command, cursor, details)
     elif decision == "adopt":
-        await _adopt(lane, command, author)
+        await _adopt(lane, command, details)
     elif decision == "keep":
-        await _reactivate(lane, command, cursor, author, [])
+        await _reactivate(lane, command, cursor, details, [])
     else:
         await _reject(
             lane,
@@ -268,7 +270,7 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, author: dict[
         )
 
 
-async def _adopt(lane: Lane, command: Command, author: dict[str, str | None]) -> None:
+async def _adopt(lane: Lane, command: Command, details: dict[str, str | None]) -> None:
     """Continue behind foreign transactions, but send nothing that the chain has carried out already.
 
     So the consumed nonces are attributed first (`attribution.py`): requests that are on the chain are attached. Managed
@@ -299,14 +301,14 @@ async def _adopt(lane: Lane, command: Command, author: dict[str, str | None]) ->
         cursor = cursor.changed(start_nonce=next_nonce)
     if consumed.attached:  # the database lost commits: more bytes of ours may be out
         cursor = cursor.changed(is_doubted=True)
-    changes = [_superseded(lane, tx, by=command.asked_by) for tx in consumed.lost]
+    changes = [_superseded(lane, tx, by=command.author) for tx in consumed.lost]
     await _reactivate(
-        lane, command, cursor.changed(next_nonce=next_nonce), author, [*consumed.attached, *changes]
+        lane, command, cursor.changed(next_nonce=next_nonce), details, [*consumed.attached, *changes]
     )
 
 
 async def _reactivate(
-    lane: Lane, command: Command, cursor: Cursor, author: dict[str, str | None], changes: Sequence[TxChange]
+    lane: Lane, command: Command, cursor: Cursor, details: dict[str, str | None], changes: Sequence[TxChange]
 ) -> None:
     """Make the signer active again, in the same commit as all changes of the decision."""
     decision = command.detail["decision"]
@@ -314,14 +316,14 @@ async def _reactivate(
     await lane.commit(
         changes,
         cursor=active,
-        entries=[JournalEntry("Unprotect", {**author, "decision": decision, "next": active.next_nonce})],
+        entries=[JournalEntry("Unprotect", {**details, "decision": decision, "next": active.next_nonce})],
         done_commands=[(command.id, _outcome(active, f"active, {decision}"))],
         op="unprotect",
     )
     _restart_sequence(lane)
 
 
-async def _fill_gap(lane: Lane, command: Command, cursor: Cursor, author: dict[str, str | None]) -> None:
+async def _fill_gap(lane: Lane, command: Command, cursor: Cursor, details: dict[str, str | None]) -> None:
     """Fill the nonces below the cursor that no transaction holds. Without a nonce gap the signer stays in PROTECT."""
     gap = await find_gap(lane, cursor)
     if not gap.nonces:
@@ -341,7 +343,7 @@ async def _fill_gap(lane: Lane, command: Command, cursor: Cursor, author: dict[s
     lane.require_trust()
     await lane.commit(
         cursor=active,
-        entries=[JournalEntry("Unprotect", {**author, **detail})],
+        entries=[JournalEntry("Unprotect", {**details, **detail})],
         done_commands=[(command.id, _outcome(active, outcome))],
         fillers=txs,
         op="unprotect",
@@ -393,7 +395,7 @@ async def _move_cursor(
     await lane.commit(
         cursor=cursor, entries=[entry], done_commands=[(command.id, outcome)], op=command.command
     )
-    lane.ports.observer.note(command.command, signer=lane.signer, token=lane.term.token, by=command.asked_by)
+    lane.ports.observer.note(command.command, signer=lane.signer, token=lane.term.token, by=command.author)
 
 
 async def _reject(lane: Lane, command: Command, outcome: str) -> None:

@@ -273,7 +273,7 @@ class Command:
     command: str
     tx_id: UUID | None
     detail: Mapping[str, Any]
-    asked_by: str
+    author: str
     reason: str | None
 
 
@@ -366,7 +366,7 @@ class Ledger(Protocol):
         command: str,
         *,
         tx_id: UUID | None,
-        asked_by: str,
+        author: str,
         reason: str | None,
         detail: Mapping[str, Any],
     ) -> int:

@@ -21,7 +21,7 @@ from fencepost.domain.states import CursorState, State, SubState
 from fencepost.domain.transaction import Fees, TxType
 from fencepost.domain.transaction_state import Kind, Purpose
 
-MAX_A_PAGE = 500
+MAX_PAGE_SIZE = 500
 MAX_JOURNAL_ROWS = 10_000
 WITHDRAWN_BY = "withdrawn by "  # the outcome of a withdrawn command begins like this
 
@@ -172,9 +172,9 @@ class CommandView:
     signer: Signer
     tx_id: UUID | None
     command: str
-    asked_by: str
+    author: str
     reason: str | None
-    asked_at: datetime
+    created_at: datetime
     done_at: datetime | None
     outcome: str | None
     applied: bool | None = None  # whether it changed anything; None until it is done

@@ -13,7 +13,8 @@ import msgspec
 from fencepost.adapters.evm.abi import encode_call, encode_constructor, selector_of
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.evm.recover_sender import sender_of
-from fencepost.adapters.postgres.commands import PostgresCommands, PostgresKeyStore
+from fencepost.adapters.postgres.api_keys import PostgresKeyStore
+from fencepost.adapters.postgres.commands import PostgresCommands
 from fencepost.adapters.postgres.database import is_failure
 from fencepost.adapters.postgres.nodes import list_nodes, node_address
 from fencepost.adapters.postgres.query_reader import PostgresReader

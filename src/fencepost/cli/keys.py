@@ -14,7 +14,7 @@ import click
 
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.adapters.postgres import migrate
-from fencepost.adapters.postgres.commands import PostgresKeyStore
+from fencepost.adapters.postgres.api_keys import PostgresKeyStore
 from fencepost.adapters.postgres.database import open_pool
 from fencepost.application.api_keys import ApiKey, KeyStore, RevokeOutcome, Scope, mint
 from fencepost.cli.node_client import NO, OK, print_json

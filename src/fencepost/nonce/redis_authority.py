@@ -262,12 +262,12 @@ class RedisAuthority:
         return False
 
     async def _read_status(self, connection: Connection, signer: Signer) -> _RedisStatus:
-        row = await connection.fetchrow(sql("nonce_redis_standing"), [signer.chain_id], [signer.address])
+        row = await connection.fetchrow(sql("nonce_redis_status"), [signer.chain_id], [signer.address])
         return _status(row)
 
     async def _read_statuses(self, signers: Sequence[Signer]) -> dict[Signer, _RedisStatus]:
         rows = await self._store.pool.fetch(
-            sql("nonce_redis_standing"), [s.chain_id for s in signers], [s.address for s in signers]
+            sql("nonce_redis_status"), [s.chain_id for s in signers], [s.address for s in signers]
         )
         return {Signer(row["chain_id"], Address(row["signer"])): _status(row) for row in rows}
 

@@ -146,7 +146,7 @@ class NonceStore:
         return {row["position"] - 1 for row in applied}
 
     async def load_slots(self, wanted: Sequence[Hold]) -> list[NonceSlot | None]:
-        found = await self.pool.fetch(sql("nonce_look"), *_hold_arrays(wanted))
+        found = await self.pool.fetch(sql("nonce_slots"), *_hold_arrays(wanted))
         slots: list[NonceSlot | None] = [None] * len(wanted)
         for row in found:
             tx_hash = TxHash(row["tx_hash"]) if row["tx_hash"] else None

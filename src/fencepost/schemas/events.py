@@ -22,7 +22,7 @@ class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
         Meta(
             max_length=100,
             description="`next` of the previous response, or the id of an event. Empty: from the oldest kept event."
-            " `now`: nothing that has happened before.",
+            " `now`: only events from now on.",
         ),
     ] = ""
     types: Annotated[list[EventType], Meta(description="Only events of these types.")] = []
@@ -36,7 +36,7 @@ class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
     ] = []
     wait: Annotated[
         float,
-        Meta(ge=0, le=MAX_WAIT_S, description="Wait up to so many seconds for the next matching event."),
+        Meta(ge=0, le=MAX_WAIT_S, description="Wait up to this many seconds for the next matching event."),
     ] = 0.0
     limit: Limit = 100
 
@@ -44,7 +44,7 @@ class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
 class EventData(msgspec.Struct, rename="camel", kw_only=True):
     """The transaction of an event, and what the event adds. `state` is the state right after the event.
 
-    `tx` is the transaction as `GET /tx` shows it when the event is read: it may have moved on. If `newFork` is true,
+    `tx` is the transaction as `GET /tx` shows it when the event is read: it may have a later state. If `newFork` is true,
     `confirmations` is the full new list and replaces every list received before; if it is false, it has the added blocks.
     """
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fencepost.application.accept import MAX_DATA_BYTES, MAX_REQUEST_ID
-from fencepost.application.queries import MAX_A_PAGE, Part
+from fencepost.application.queries import MAX_PAGE_SIZE, Part
 from fencepost.application.tx_waiter import Milestone
 from fencepost.domain.states import State, SubState
 from fencepost.nonce.port import MAX_HOLD_S
@@ -296,7 +296,7 @@ class ByHashQuery(_In):
     include: Include = []
 
 
-Limit = Annotated[int, Meta(ge=1, le=MAX_A_PAGE, description="The largest number of items to return.")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="The largest number of items to return.")]
 Cursor = Annotated[str, Meta(min_length=1, max_length=100, description="`next` of the previous page.")]
 
 

@@ -208,7 +208,7 @@ class CommandOut(_Out):
     tx: TxOut | UnsetType = UNSET
     signer: SignerOut | UnsetType = UNSET
     drained: bool | UnsetType = UNSET
-    withdrawn: bool | UnsetType = UNSET  # in the answer to a withdrawal
+    withdrawn: bool | UnsetType = UNSET  # only in the response to a withdrawal
 
 
 class NodeOut(_Out):
@@ -233,7 +233,7 @@ class StatusOut(_Out):
 
 
 class ReadyOut(_Out):
-    """Readiness. `silentChainIds` has the chains without an endpoint that answers: requests for them are taken and wait."""
+    """Readiness. `silentChainIds` has the chains without an endpoint that answers: requests for them are accepted and wait."""
 
     status: str
     database: bool
@@ -246,7 +246,7 @@ class VersionOut(_Out):
     node: str
     chain_ids: list[int]
     default_chain_id: int
-    events: str  # how callers learn of ended transactions: by polling /completions
+    events: str  # how callers learn of finished transactions: by polling /completions
 
 
 class NonceOut(_Out):

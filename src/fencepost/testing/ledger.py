@@ -153,13 +153,13 @@ class InMemoryLedger:
         command: str,
         *,
         tx_id: UUID | None,
-        asked_by: str,
+        author: str,
         reason: str | None,
         detail: Mapping[str, Any],
     ) -> int:
         await asyncio.sleep(0)
         number = len(self.database.commands) + 1
-        stored = Command(number, command, tx_id, dict(detail), asked_by, reason)
+        stored = Command(number, command, tx_id, dict(detail), author, reason)
         self.database.commands[number] = StoredCommand(signer, stored)
         return number
 
@@ -168,7 +168,7 @@ class InMemoryLedger:
     async def acquire(self, signers: Sequence[Signer]) -> Sequence[Term]:
         await asyncio.sleep(0)
         now_s = self.database.clock.now_s()
-        said_s = self._clock.now_s()
+        renewed_s = self._clock.now_s()
         terms = []
         for signer in dict.fromkeys(signers):
             lease = self.database.leases.setdefault(signer, Lease())
@@ -176,7 +176,7 @@ class InMemoryLedger:
                 lease.node, lease.incarnation = self._node, self._incarnation
                 lease.token = self.database.next_token(lease)
                 lease.expires_at_s = now_s + self._lease_duration_s
-                terms.append(Term(signer, lease.token, said_s, self._lease_duration_s))
+                terms.append(Term(signer, lease.token, renewed_s, self._lease_duration_s))
         return terms
 
     def _is_free(self, lease: Lease) -> bool:
@@ -185,19 +185,19 @@ class InMemoryLedger:
     async def renew(self, terms: Sequence[Term]) -> Sequence[Term]:
         await asyncio.sleep(0)
         now_s = self.database.clock.now_s()
-        standing = [term for term in terms if self._stands(term)]
-        for term in standing:
+        current = [term for term in terms if self._is_current(term)]
+        for term in current:
             self.database.leases[term.signer].expires_at_s = now_s + self._lease_duration_s
-        said_s = self._clock.now_s()
-        return [Term(term.signer, term.token, said_s, self._lease_duration_s) for term in standing]
+        renewed_s = self._clock.now_s()
+        return [Term(term.signer, term.token, renewed_s, self._lease_duration_s) for term in current]
 
     async def release(self, terms: Sequence[Term]) -> None:
         await asyncio.sleep(0)
         for term in terms:
-            if self._stands(term):
+            if self._is_current(term):
                 self.database.leases[term.signer].expires_at_s = float("-inf")
 
-    def _stands(self, term: Term) -> bool:
+    def _is_current(self, term: Term) -> bool:
         lease = self.database.leases.get(term.signer)
         return lease is not None and lease.token == term.token
 
@@ -359,7 +359,7 @@ class InMemoryLedger:
 
     async def commit(self, write: LaneWrite) -> Written:
         await asyncio.sleep(0)
-        if not self._stands(write.term):
+        if not self._is_current(write.term):
             return Written(lease_ok=False, applied=False)
         try:
             self._check_cursor(write)

@@ -141,7 +141,7 @@ async def test_signers_without_a_local_key_do_not_hide_others() -> None:
     ground.lease_acquirer.addresses = frozenset({SIGNERS[-1].address})
     for number, signer in enumerate(SIGNERS):
         await ground.ledger.add_command(
-            signer, "pause", tx_id=None, asked_by="eve", reason=None, detail={"n": number}
+            signer, "pause", tx_id=None, author="eve", reason=None, detail={"n": number}
         )
     assert await ground.lease_acquirer.poll() == 1
     assert ground.ledger.looks == 3

@@ -372,7 +372,7 @@ COMMAND_COLUMNS = (
     Column("command", "text", None, field="command"),
     Column("tx_id", "uuid", None, field="tx_id"),
     Column("detail", "jsonb", None, field="detail", decode=lambda value, _: msgspec.json.decode(value)),
-    Column("asked_by", "text", None, field="asked_by"),
+    Column("author", "text", None, field="author"),
     Column("reason", "text", None, field="reason"),
     Column("outcome", "text", attrgetter("done.outcome"), LISTED, loaded=None),
     Column("applied", "bool", attrgetter("done.applied"), loaded=None),

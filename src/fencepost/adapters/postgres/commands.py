@@ -1,18 +1,12 @@
-"""Store operator commands and API keys in PostgreSQL: `sql/operate.sql`."""
+"""Store operator commands in PostgreSQL: `sql/commands.sql`."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.adapters.postgres.rows import Row
-from fencepost.adapters.postgres.slow_retry import RetryingReads
-from fencepost.application.api_keys import ApiKey, KeyStore, NewKey, RevokeOutcome, Scope
 from fencepost.application.ports import Actor, CommandStore, NewCommand
-from fencepost.domain.ids import Address
 
 
 class PostgresCommands(CommandStore):
@@ -22,10 +16,10 @@ class PostgresCommands(CommandStore):
 
     async def submit(self, command: NewCommand, actor: Actor) -> int:
         async with self._pool.acquire() as connection, connection.transaction():
-            await connection.execute(sql("ask_lock"), command.signer.chain_id, command.signer.address)
+            await connection.execute(sql("command_lock"), command.signer.chain_id, command.signer.address)
             return int(
                 await connection.fetchval(
-                    sql("ask_with_audit"),
+                    sql("command_insert_audited"),
                     command.signer.chain_id,
                     command.signer.address,
                     command.tx_id,
@@ -38,50 +32,3 @@ class PostgresCommands(CommandStore):
                     self._node,
                 )
             )
-
-
-class PostgresKeyStore(KeyStore):
-    def __init__(self, pool: Pool, *, node: str) -> None:
-        self._pool = pool
-        self._reads = RetryingReads(pool)
-        self._node = node
-
-    async def add(self, key: NewKey, *, actor: str) -> ApiKey:
-        row = await self._pool.fetchrow(
-            sql("key_insert"),
-            key.id,
-            key.name,
-            key.secret_hash,
-            sorted(key.scopes),
-            None if key.signers is None else sorted(key.signers),
-            key.rate_per_s,
-            actor,
-            self._node,
-        )
-        assert row is not None  # noqa: S101 - INSERT … RETURNING gives the row it made
-        return _api_key(row)
-
-    async def revoke(self, key_id: str, *, actor: str, force: bool = False) -> RevokeOutcome:
-        return RevokeOutcome(await self._pool.fetchval(sql("key_revoke"), key_id, actor, self._node, force))
-
-    async def keys(self) -> Sequence[ApiKey]:
-        return [_api_key(row) for row in await self._reads.fetch(sql("keys_list"))]
-
-    async def find(self, key_id: str) -> tuple[ApiKey, bytes] | None:
-        row = await self._reads.fetchrow(sql("key_find"), key_id)
-        return None if row is None else (_api_key(row), row["secret_hash"])
-
-    async def exist(self) -> bool:
-        return bool(await self._reads.fetchval(sql("keys_exist")))
-
-
-def _api_key(row: Row) -> ApiKey:
-    return ApiKey(
-        id=row["id"],
-        name=row["name"],
-        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
-        signers=None if row["signers"] is None else frozenset(Address(text) for text in row["signers"]),
-        rate_per_s=row["rate_per_s"],
-        created_at=row["created_at"],
-        revoked_at=row["revoked_at"],
-    )

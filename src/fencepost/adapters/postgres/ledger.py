@@ -107,19 +107,19 @@ class PostgresLedger:
         command: str,
         *,
         tx_id: UUID | None,
-        asked_by: str,
+        author: str,
         reason: str | None,
         detail: Mapping[str, Any],
     ) -> int:
         return int(
             await self._pool.fetchval(
-                sql("ask_command"),
+                sql("command_insert"),
                 signer.chain_id,
                 signer.address,
                 tx_id,
                 command,
                 msgspec.json.encode(detail).decode(),
-                asked_by,
+                author,
                 reason,
             )
         )

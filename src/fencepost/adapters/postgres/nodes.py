@@ -84,7 +84,7 @@ async def list_nodes(pool: Pool) -> Sequence[NodeView]:
 
 async def node_address(pool: Pool, name: str) -> tuple[str, UUID] | None:
     """Return URL and incarnation of a live node that has an API."""
-    row = await pool.fetchrow(sql("node_place"), name)
+    row = await pool.fetchrow(sql("node_address"), name)
     return None if row is None else (row["url"], row["incarnation"])
 
 

@@ -16,8 +16,8 @@ from fencepost.adapters.postgres.rows import Row, signer_of
 from fencepost.adapters.postgres.slow_retry import RetryingReads, repeat_while_slow
 from fencepost.adapters.postgres.stored_json import decode_receipt, last_send
 from fencepost.application.queries import (
-    MAX_A_PAGE,
     MAX_JOURNAL_ROWS,
+    MAX_PAGE_SIZE,
     AttemptView,
     CommandView,
     Completion,
@@ -75,7 +75,7 @@ class PostgresReader(Reader):
             _listed(wanted.sub_states),
             wanted.created_from,
             wanted.created_before,
-            min(limit, MAX_A_PAGE),
+            min(limit, MAX_PAGE_SIZE),
             Part.RECEIPT in parts,
         ]
         name = "read_tx_page"
@@ -164,7 +164,7 @@ class PostgresReader(Reader):
             str(after.xid),
             after.id,
             _listed(addresses),
-            min(limit, MAX_A_PAGE),
+            min(limit, MAX_PAGE_SIZE),
         )
         return [_completion(row) for row in found]
 
@@ -185,7 +185,7 @@ class PostgresReader(Reader):
             after.chain_id if after else 0,
             after.address if after else "",
             _listed(addresses),
-            min(limit, MAX_A_PAGE),
+            min(limit, MAX_PAGE_SIZE),
         )
         return [_signer_view(row) for row in found]
 
@@ -207,9 +207,9 @@ class PostgresReader(Reader):
             signer=signer_of(row),
             tx_id=row["tx_id"],
             command=row["command"],
-            asked_by=row["asked_by"],
+            author=row["author"],
             reason=row["reason"],
-            asked_at=row["asked_at"],
+            created_at=row["created_at"],
             done_at=row["done_at"],
             outcome=row["outcome"],
             applied=row["applied"],

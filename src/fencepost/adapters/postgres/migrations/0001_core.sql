@@ -1,6 +1,6 @@
 -- The core: leases, requests, attempts and the journal.
 --
--- Every key contains the chain. Addresses and hashes are lower-case hex text, so that a person can read them in psql.
+-- Every key contains the chain. Addresses and hashes are lower-case hex text, so that an operator can read them in psql.
 -- Rows of signer_lease are never deleted: the tokens of a deleted row would restart.
 --
 -- PostgreSQL reads a table's CHECK constraints for every statement that writes to it, which costs a small commit more than its
@@ -95,7 +95,7 @@ CREATE TABLE signer_nonce_cursor (
   fencing_token  bigint         NOT NULL,
   updated_at     timestamptz    NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer),
-  CONSTRAINT signer_nonce_cursor_stands CHECK (next_nonce >= start_nonce AND (state <> 'PROTECT' OR reason IS NOT NULL))
+  CONSTRAINT signer_nonce_cursor_is_consistent CHECK (next_nonce >= start_nonce AND (state <> 'PROTECT' OR reason IS NOT NULL))
 ) WITH (fillfactor = 50);
 
 CREATE DOMAIN tx_kind AS text CHECK (VALUE IN ('intent', 'handler', 'filler'));
@@ -105,7 +105,7 @@ CREATE DOMAIN tx_sub_state AS text
 CREATE DOMAIN tx_ending AS text CHECK (VALUE IN ('FAILED', 'CANCELLED'));
 
 -- Check which columns a transaction has in each state, and that it is live until it has ended.
-CREATE FUNCTION managed_tx_stands(
+CREATE FUNCTION managed_tx_is_consistent(
   state text, is_live boolean, nonce bigint, block_number bigint, block_hash text, finished_at timestamptz
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
@@ -162,14 +162,14 @@ CREATE TABLE managed_tx (
   finished_at      timestamptz,
 
   UNIQUE (chain_id, signer, request_id),
-  CONSTRAINT managed_tx_stands CHECK (managed_tx_stands(state, is_live, nonce, block_number, block_hash, finished_at))
+  CONSTRAINT managed_tx_is_consistent CHECK (managed_tx_is_consistent(state, is_live, nonce, block_number, block_hash, finished_at))
 ) WITH (fillfactor = 25); -- room for a HOT update when a row gets its nonce: no index may contain a column that changes then
 
 -- For loading a lane: the live rows of a signer, those with a nonce by nonce, the queue by arrival.
 CREATE INDEX managed_tx_live ON managed_tx (chain_id, signer, seq) WHERE is_live;
 
 -- The few transactions that ended with an error, among them those that were lost before they had an attempt.
-CREATE INDEX managed_tx_ended_badly ON managed_tx (chain_id, signer, seq) WHERE NOT is_live AND error IS NOT NULL;
+CREATE INDEX managed_tx_ended_with_error ON managed_tx (chain_id, signer, seq) WHERE NOT is_live AND error IS NOT NULL;
 
 -- Ended transactions by block: read from the newest block down when a node starts, and from a block up after a fork.
 CREATE INDEX managed_tx_ended_block ON managed_tx (chain_id, block_number) WHERE NOT is_live AND block_number IS NOT NULL;
@@ -198,7 +198,7 @@ CREATE TABLE tx_attempt (
   created_at     timestamptz     NOT NULL DEFAULT clock_timestamp(),
   PRIMARY KEY (chain_id, signer, nonce, attempt),
   UNIQUE (tx_hash, chain_id), -- the hash first: a plan made while the table was empty must not search by the chain alone
-  CONSTRAINT tx_attempt_stands CHECK (tip_wei <= fee_cap_wei)
+  CONSTRAINT tx_attempt_is_consistent CHECK (tip_wei <= fee_cap_wei)
 );
 
 -- The legal transitions. `domain/states.py` is the source, a test compares the two, and every fenced write checks them. PostgreSQL
@@ -237,7 +237,7 @@ CREATE TABLE journal_batch (
   signers        text[], -- per transaction, if requests of several signers were stored together
   -- The first eleven characters of the ids of its transactions, which all requests of 256 ms share: a transaction's events are
   -- found in the batches with its prefix. NULL: the event concerns the signer itself.
-  id_prefix         text        COLLATE "C",
+  id_prefix      text        COLLATE "C",
   tx_ids         uuid[]      NOT NULL,
   events         text[]      NOT NULL,
   states         text[]      NOT NULL, -- the transaction's state after each event
@@ -272,9 +272,9 @@ CREATE TABLE lane_command (
     CHECK (command IN ('cancel', 'suspend', 'resume', 'resubmit', 'bump', 'protect', 'unprotect', 'pause', 'unpause',
                        'withdraw')),
   detail         jsonb       NOT NULL DEFAULT '{}',
-  asked_by       text        NOT NULL,
+  author         text        NOT NULL,
   reason         text        CHECK (length(reason) <= 2000),
-  asked_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
   done_at        timestamptz,
   outcome        text        CHECK (length(outcome) <= 2000),
   applied        boolean     -- whether it changed anything; NULL until it is done

@@ -69,10 +69,3 @@ SELECT u.chain_id, u.signer, 'it is nonce-only: the nonce service allocates its 
   FROM signer_use u
   JOIN unnest($1::bigint[], $2::text[]) AS a (chain_id, signer) ON a.chain_id = u.chain_id AND a.signer = u.signer
  WHERE u.used_by = 'nonce'
-
--- name: ask_command
--- Store an operator command.
--- unfenced: a command changes nothing by itself; the lane runs it under its lease
-INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, asked_by, reason)
-VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7)
-RETURNING id

@@ -49,7 +49,7 @@ SELECT n.node_id, n.incarnation, n.url, n.mode, n.serves, n.version, n.started_a
  ORDER BY is_live DESC, n.node_id
  LIMIT 10000
 
--- name: node_place
+-- name: node_address
 -- Find the URL of a live node.
 SELECT n.url, n.incarnation
   FROM fencepost_node n

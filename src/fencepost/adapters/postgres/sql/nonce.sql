@@ -156,7 +156,7 @@ UPDATE nonce_slot s
         OR s.state = 'SUBMITTED' AND l.state = 'CONSUMED' AND coalesce(l.tx_hash, s.tx_hash) = s.tx_hash)
 RETURNING l.position
 
--- name: nonce_look
+-- name: nonce_slots
 -- Load the state of nonces.
 SELECT a.position, s.nonce, s.state, s.hold, s.tx_hash
   FROM unnest($1::bigint[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (chain_id, signer, nonce, position)
@@ -225,7 +225,7 @@ UPDATE nonce_cursor c
    AND (c.redis_off_until > now.t + make_interval(secs => $4::float8 / 2)) IS NOT TRUE
 RETURNING c.redis_epoch
 
--- name: nonce_redis_standing
+-- name: nonce_redis_status
 -- Read when Redis goes off for signers and when it is on again, in seconds from now; it is on if the end is in the past.
 WITH now AS MATERIALIZED (
   SELECT clock_timestamp() AS t

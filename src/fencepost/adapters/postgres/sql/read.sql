@@ -158,7 +158,7 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
 
 -- name: read_command
 -- Read an operator command and its outcome.
-SELECT id, chain_id, signer, tx_id, command, asked_by, reason, asked_at, done_at, outcome, applied
+SELECT id, chain_id, signer, tx_id, command, author, reason, created_at, done_at, outcome, applied
   FROM lane_command
  WHERE id = $1
 

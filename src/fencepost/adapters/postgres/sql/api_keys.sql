@@ -1,41 +1,15 @@
--- name: ask_lock
--- Serialize commands for the same signer until the transaction ends.
-SELECT pg_advisory_xact_lock(hashtextextended('fencepost command ' || $1::bigint || ' ' || $2::text, 0))
-
--- name: ask_with_audit
--- Store an operator command together with its audit row. If the newest open command for the same transaction or signer is the
--- same, return that one and store nothing. The transaction must run `ask_lock` first.
--- unfenced: a command changes nothing by itself; the lane runs it under its lease
-WITH newest AS (
-  SELECT id, command, detail
-    FROM lane_command
-   WHERE chain_id = $1 AND signer = $2 AND tx_id IS NOT DISTINCT FROM $3 AND done_at IS NULL
-   ORDER BY id DESC
-   LIMIT 1
-), same AS (
-  SELECT id FROM newest WHERE command = $4 AND detail = $5::jsonb
-), asked AS (
-  INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, asked_by, reason)
-  SELECT $1, $2, $3, $4, $5::jsonb, $6, $7 WHERE NOT EXISTS (SELECT 1 FROM same)
-  RETURNING id
-), audited AS (
-  INSERT INTO audit (actor, key_id, action, chain_id, signer, tx_id, command_id, reason, detail, node)
-  SELECT $6, $8, $9, $1, $2, $3, id, $7, $5::jsonb, $10 FROM asked
-)
-SELECT id FROM asked UNION ALL SELECT id FROM same
-
 -- name: key_insert
 -- Store a new API key with its audit row.
 -- unfenced: no signer's record
-WITH made AS (
+WITH inserted AS (
   INSERT INTO api_key (id, name, secret_hash, scopes, signers, rate_per_s)
   VALUES ($1, $2, $3, $4, $5, $6)
   RETURNING id, name, scopes, signers, rate_per_s, created_at, revoked_at
 ), audited AS (
   INSERT INTO audit (actor, action, detail, node)
-  SELECT $7, 'key.create', jsonb_build_object('key', id, 'name', name, 'scopes', scopes), $8 FROM made
+  SELECT $7, 'key.create', jsonb_build_object('key', id, 'name', name, 'scopes', scopes), $8 FROM inserted
 )
-SELECT * FROM made
+SELECT * FROM inserted
 
 -- name: key_revoke
 -- Revoke an API key. The last admin key is revoked only if $4 is true; a key with fewer signers does not replace one with more.
@@ -50,16 +24,16 @@ WITH admins AS MATERIALIZED (
   SELECT a.id FROM admins a
    WHERE a.id = $1
      AND NOT EXISTS (SELECT 1 FROM admins o WHERE o.id <> a.id AND (o.signers IS NULL OR a.signers IS NOT NULL))
-), gone AS (
+), revoked AS (
   UPDATE api_key
      SET revoked_at = clock_timestamp()
    WHERE id = $1 AND revoked_at IS NULL AND ($4 OR NOT EXISTS (SELECT 1 FROM last_admin))
   RETURNING id, name
 ), audited AS (
   INSERT INTO audit (actor, action, detail, node)
-  SELECT $2, 'key.revoke', jsonb_build_object('key', id, 'name', name), $3 FROM gone
+  SELECT $2, 'key.revoke', jsonb_build_object('key', id, 'name', name), $3 FROM revoked
 )
-SELECT CASE WHEN EXISTS (SELECT 1 FROM gone) THEN 'revoked'
+SELECT CASE WHEN EXISTS (SELECT 1 FROM revoked) THEN 'revoked'
             WHEN EXISTS (SELECT 1 FROM last_admin) THEN 'last_admin'
             ELSE 'unknown' END
 

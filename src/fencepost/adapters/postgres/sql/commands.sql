@@ -1,0 +1,32 @@
+-- name: command_lock
+-- Serialize commands for the same signer until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('fencepost command ' || $1::bigint || ' ' || $2::text, 0))
+
+-- name: command_insert_audited
+-- Store an operator command together with its audit row. If the newest open command for the same transaction or signer is the
+-- same, return that one and store nothing. The transaction must run `command_lock` first.
+-- unfenced: a command changes nothing by itself; the lane runs it under its lease
+WITH newest AS (
+  SELECT id, command, detail
+    FROM lane_command
+   WHERE chain_id = $1 AND signer = $2 AND tx_id IS NOT DISTINCT FROM $3 AND done_at IS NULL
+   ORDER BY id DESC
+   LIMIT 1
+), same AS (
+  SELECT id FROM newest WHERE command = $4 AND detail = $5::jsonb
+), inserted AS (
+  INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, author, reason)
+  SELECT $1, $2, $3, $4, $5::jsonb, $6, $7 WHERE NOT EXISTS (SELECT 1 FROM same)
+  RETURNING id
+), audited AS (
+  INSERT INTO audit (actor, key_id, action, chain_id, signer, tx_id, command_id, reason, detail, node)
+  SELECT $6, $8, $9, $1, $2, $3, id, $7, $5::jsonb, $10 FROM inserted
+)
+SELECT id FROM inserted UNION ALL SELECT id FROM same
+
+-- name: command_insert
+-- Store an operator command.
+-- unfenced: a command changes nothing by itself; the lane runs it under its lease
+INSERT INTO lane_command (chain_id, signer, tx_id, command, detail, author, reason)
+VALUES ($1, $2, $3, $4, $5::jsonb, $6, $7)
+RETURNING id
