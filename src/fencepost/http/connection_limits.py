@@ -1,9 +1,10 @@
 """Limit the connections of one server: in total, per peer, and in the time that a client may let one wait.
 
-At a limit, a new connection takes the place of the one that has waited longest for its client (silent, idle, with half
-a request, or with a response that the client does not read), of the same peer if the peer is at its limit, else of the peer that has most. When every connection is
-busy with a request, a few more are accepted for health checks only, and the rest are closed. So silent clients never
-block others, and descriptors are left for the database and the endpoints.
+At a limit, a new connection replaces the one that has waited longest for its client: silent, idle, with half a request,
+or with a response that the client does not read. The replaced one belongs to the same peer if that peer is at its limit,
+else to the peer with the most connections. When every connection is busy with a request, a few more are accepted for
+health checks only, and the rest are closed. So silent clients never block others, and descriptors are left for the
+database and the endpoints.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Admission(Enum):
     REJECTED = auto()
 
 
-class Limited(Protocol):
+class LimitedConnection(Protocol):
     """A connection as the table sees it."""
 
     peer: str
@@ -118,13 +119,13 @@ class ConnectionTable:
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
-        self._by_peer: defaultdict[str, set[Limited]] = defaultdict(set)
+        self._by_peer: defaultdict[str, set[LimitedConnection]] = defaultdict(set)
         self._count = 0
-        self._health_only: set[Limited] = set()
+        self._health_only: set[LimitedConnection] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._warned_at_s = -WARN_INTERVAL_S
 
-    def add(self, connection: Limited) -> Admission:
+    def add(self, connection: LimitedConnection) -> Admission:
         if self._sweep_timer is None:
             self._schedule_sweep()
         peers = self._by_peer[connection.peer]
@@ -145,7 +146,7 @@ class ConnectionTable:
         self._health_only.add(connection)
         return Admission.HEALTH_ONLY
 
-    def remove(self, connection: Limited) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         self._health_only.discard(connection)
         peers = self._by_peer.get(connection.peer)
         if peers is not None and connection in peers:
@@ -154,7 +155,7 @@ class ConnectionTable:
         if not peers:
             self._by_peer.pop(connection.peer, None)
 
-    def _evict_from(self, connections: set[Limited]) -> bool:
+    def _evict_from(self, connections: set[LimitedConnection]) -> bool:
         waiting = [(since_s, connection) for connection in connections
                    if (since_s := connection.waits_since_s) is not None]  # fmt: skip
         if not waiting:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from fencepost.http.connection_limits import HEALTH_PATHS, Admission, ConnectionTable, peer_name
-from fencepost.http.request_cycle import PLAIN_TEXT, Headers, RequestCycle, answer_bytes
+from fencepost.http.request_cycle import PLAIN_TEXT, Headers, RequestCycle, response_bytes
 from fencepost.http.websocket import WebSocketConnection
 
 _log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
-        self._scope["client"] = _place(transport.get_extra_info("peername"))
-        self._scope["server"] = _place(transport.get_extra_info("sockname"))
+        self._scope["client"] = _host_and_port(transport.get_extra_info("peername"))
+        self._scope["server"] = _host_and_port(transport.get_extra_info("sockname"))
         self.peer = peer_name(self._scope["client"])
         admission = self._table.add(self)
         self._is_health_only = admission is Admission.HEALTH_ONLY
@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._table.remove(self)
         self._waiting.clear()
         if self._current is not None:
-            self._current.lose()
+            self._current.on_disconnect()
         self.resume_writing()
         del self._parser  # breaks the reference cycle, so that the garbage collector need not find it
 
@@ -127,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._handshake is not None:
-                self._hand_over(self._handshake + data[upgrade.args[0] :])
+                self._upgrade_to_websocket(self._handshake + data[upgrade.args[0] :])
                 return
             # No other upgrade is supported: the request gets a normal response and is the last one.
         except httptools.HttpParserError:
@@ -166,8 +166,8 @@ class HttpConnection(asyncio.Protocol):
             self.close()
             return
         if self._current is not None:
-            self._current.lose()
-        response = answer_bytes(
+            self._current.on_disconnect()
+        response = response_bytes(
             status, self._server.default_headers, PLAIN_TEXT, status.phrase.encode(), is_last=True
         )
         self._transport.write(response)
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
-        self._head_bytes = -1  # the first of them may stand behind another request, and are not counted
+        self._head_bytes = -1  # the first bytes may follow another request in one packet, and are not counted
         self._expects_continue = False
         self._url = b""
         self._headers = []
@@ -248,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else it stands behind the body, where it could say something else than before
+        if self._is_in_head:  # else it is a trailer after the body, which could contradict the head
             name = name.lower()
             self._headers.append((name, value))
             if name == b"expect" and value.lower() == b"100-continue":
@@ -310,7 +310,7 @@ class HttpConnection(asyncio.Protocol):
         has_body = b"content-length" in headers or b"transfer-encoding" in headers
         return headers.get(b"upgrade", b"").lower() == b"websocket" and not has_body
 
-    def _hand_over(self, received: bytes) -> None:
+    def _upgrade_to_websocket(self, received: bytes) -> None:
         """Give the transport to the WebSocket protocol. The connection table still counts this connection."""
         self._stop_waiting()
         self._connections.discard(self)
@@ -318,7 +318,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_protocol(websocket)
         websocket.connection_made(self._transport)
         websocket.data_received(received)
-        if not websocket.handshake_initiated:  # it can't read the head
+        if not websocket.handshake_initiated:  # the WebSocket protocol rejects the head
             self._respond_error(HTTPStatus.BAD_REQUEST)
 
     def _check_framing(self, version: str) -> None:
@@ -363,9 +363,9 @@ class HttpConnection(asyncio.Protocol):
         """Write a part of the response of the current request."""
         self._transport.write(part)
 
-    def answer(self, answer: bytes, *, is_last: bool) -> None:
+    def respond(self, response: bytes, *, is_last: bool) -> None:
         """Write the response of the current request, then begin the next pipelined one."""
-        self._transport.write(answer)
+        self._transport.write(response)
         self._current = None
         self._server.total_requests += 1
         if is_last:
@@ -393,6 +393,6 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
 
-def _place(address: Any) -> tuple[str, int] | None:
+def _host_and_port(address: Any) -> tuple[str, int] | None:
     """Return host and port; the tuple of an IPv6 address has more items."""
     return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None

@@ -28,7 +28,7 @@ _STATUS_LINES[499] = (
     b"HTTP/1.1 499 Client Closed Request\r\n"  # for a client that has disconnected, as in nginx
 )
 _BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
-_GONE: Message = {"type": "http.disconnect"}
+_DISCONNECT: Message = {"type": "http.disconnect"}
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 CHUNKED = (b"transfer-encoding", b"chunked")
 PLAIN_TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -42,7 +42,7 @@ class RequestCycle:
     """One request and its response, with ASGI's `receive` and `send`."""
 
     __slots__ = (
-        "_changed", "_connection", "_expects_continue", "_has_chunks", "_is_answered", "_is_complete", "_is_last", "_is_lost",
+        "_changed", "_connection", "_expects_continue", "_has_chunks", "_has_responded", "_is_complete", "_is_last", "_is_lost",
         "_is_read", "_is_streaming", "_parts", "_server", "_start", "_task", "_unread_bytes", "has_begun", "scope",
     )  # fmt: skip
 
@@ -73,14 +73,14 @@ class RequestCycle:
         self._is_lost = False  # the client has disconnected
         self._start: Message | None = None
         self._is_streaming = False  # a part of the response has been sent
-        self._is_answered = False
+        self._has_responded = False
         self._changed: asyncio.Event | None = None  # created when the application first waits
 
     # ---- request
 
     def add(self, part: bytes) -> int:
         """Add a part of the body; return the number of unread bytes."""
-        if self._is_answered:
+        if self._has_responded:
             return 0
         self._parts.append(part)
         self._unread_bytes += len(part)
@@ -93,7 +93,7 @@ class RequestCycle:
         if self._changed is not None:
             self._changed.set()
 
-    def lose(self) -> None:
+    def on_disconnect(self) -> None:
         self._is_lost = True
         if self._changed is not None:
             self._changed.set()
@@ -102,7 +102,7 @@ class RequestCycle:
         if self._expects_continue and not self._is_complete and not self._is_lost:
             self._expects_continue = False
             self._connection.send_continue()
-        while not self._is_lost and not self._is_answered:
+        while not self._is_lost and not self._has_responded:
             if self._parts or (self._is_complete and not self._is_read):
                 body = b"".join(self._parts)
                 self._parts.clear()
@@ -114,7 +114,7 @@ class RequestCycle:
             self._changed.clear()
             self._connection.resume_reading()
             await self._changed.wait()
-        return _GONE
+        return _DISCONNECT
 
     # ---- response
 
@@ -127,7 +127,7 @@ class RequestCycle:
     async def _run(self, app: ASGIApp) -> None:
         try:
             await app(self.scope, self.receive, self.send)
-            if not self._is_answered and not self._is_lost:
+            if not self._has_responded and not self._is_lost:
                 await self._fail("did not end its response" if self._is_streaming else "sent no response")
         except ClientLeft:
             pass  # the application ends because nothing reads its response any more
@@ -135,7 +135,7 @@ class RequestCycle:
             await self._fail("failed")
         finally:
             if (
-                not self._is_answered
+                not self._has_responded
             ):  # the task was cancelled, or a stream was cut: the client sees no end of it
                 self._connection.close()
             self._server.tasks.discard(self._task)
@@ -143,7 +143,7 @@ class RequestCycle:
     async def _fail(self, how: str) -> None:
         method, path = self.scope["method"], self.scope["path"][:200]
         _log.error("the application %s: %s %s", how, method, path, exc_info=True)
-        if not self._is_answered and not self._is_streaming:
+        if not self._has_responded and not self._is_streaming:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             self._start = {"type": "http.response.start", "status": status, "headers": PLAIN_TEXT}
             await self.send({"type": "http.response.body", "body": status.phrase.encode()})
@@ -155,7 +155,7 @@ class RequestCycle:
                 raise RuntimeError(f"a response can't begin with {message['type']}")
             self._start = message
             return
-        if message["type"] != "http.response.body" or self._is_answered:
+        if message["type"] != "http.response.body" or self._has_responded:
             raise RuntimeError(
                 "a response must have one start, then body messages, and nothing after the last one"
             )
@@ -166,7 +166,7 @@ class RequestCycle:
         elif self._is_streaming:
             self._end_stream(message.get("body", b""))
         else:
-            self.answer(start["status"], start["headers"], message.get("body", b""))
+            self.respond(start["status"], start["headers"], message.get("body", b""))
 
     def _stream(self, start: Message, part: bytes) -> None:
         """Send a part of a response whose length is not known; raise `ClientLeft` if nothing reads it any more."""
@@ -207,24 +207,24 @@ class RequestCycle:
         is_unclear = self._expects_continue and not self._is_complete
         return self._is_last or self._connection.is_stopping or is_unclear
 
-    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send the full response; do nothing if the client has disconnected."""
         is_last = self._closes_after()
         is_head = self.scope["method"] == "HEAD"
         default = self._server.default_headers
         self._finish(
-            answer_bytes(status, default, headers, body, is_last=is_last, is_head=is_head), is_last=is_last
+            response_bytes(status, default, headers, body, is_last=is_last, is_head=is_head), is_last=is_last
         )
 
     def _finish(self, rest: bytes, *, is_last: bool) -> None:
-        self._is_answered = True
+        self._has_responded = True
         if self._changed is not None:
             self._changed.set()
         if not self._is_lost:
-            self._connection.answer(rest, is_last=is_last)
+            self._connection.respond(rest, is_last=is_last)
 
 
-def answer_bytes(
+def response_bytes(
     status: int, default: Headers, headers: Headers, body: bytes, *, is_last: bool, is_head: bool = False
 ) -> bytes:
     """Encode a full response."""

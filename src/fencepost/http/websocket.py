@@ -17,13 +17,13 @@ from uvicorn.server import ServerState
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.WARNING)
 
-MAX_MESSAGE_BYTES = 64 * 1024  # that a client may send
+MAX_MESSAGE_BYTES = 64 * 1024  # of one message from a client
 PING_INTERVAL_S = 20.0
 PONG_TIMEOUT_S = 20.0
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """The protocol of a connection after its upgrade. `http` is the protocol before it, which the table knows."""
+    """The protocol of a connection after its upgrade. `http` is the protocol before it, which the connection table counts."""
 
     def __init__(self, config: uvicorn.Config, server: ServerState, http: asyncio.Protocol) -> None:
         super().__init__(config, server, {})
