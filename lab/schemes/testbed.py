@@ -112,7 +112,7 @@ async def open_scheme(
             )
         )
         records = NonceStore(pool, chain_nonce=_nothing_seen, heal_after_s=HEAL_AFTER_S)
-        link = RedisClient(servers.redis_url, probe_every_s=0.2, timeout_s=0.5)
+        link = RedisClient(servers.redis_url, probe_interval_s=0.2, timeout_s=0.5)
         stack.push_async_callback(link.close)
         leases = PostgresLedger(
             pool,

@@ -34,7 +34,7 @@ async def test_the_loss_and_return_of_redis_are_each_reported_once(
     caplog.set_level(logging.WARNING)
     observer = NodeObserver("node-1")
     url = f"redis://127.0.0.1:{redis_relay.port}/0"
-    link = RedisClient(url, timeout_s=PATIENCE_S, probe_every_s=0.0, note=observer.note)
+    link = RedisClient(url, timeout_s=PATIENCE_S, probe_interval_s=0.0, note=observer.note)
     await link.command("PING")
     redis_relay.cut()
     for _ in range(3):

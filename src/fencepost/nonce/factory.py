@@ -75,9 +75,9 @@ async def open_nonce_service(
             chain_ids=sorted(chains),
             confirmers=(),
             default_hold_s=nonce_service.hold_for_s,
-            tend_every_s=nonce_service.tend_interval_s,
-            reclaim_every_s=nonce_service.reclaim_interval_s,
-            confirm_every_s=CONFIRM_INTERVAL_S,
+            tend_interval_s=nonce_service.tend_interval_s,
+            reclaim_interval_s=nonce_service.reclaim_interval_s,
+            confirm_interval_s=CONFIRM_INTERVAL_S,
             note=note,
         )
         service.confirmers = [_confirmer(settings, pool, chain, service) for chain in chains.values()]
@@ -92,8 +92,8 @@ def _redis_client(settings: Settings, names: AbstractSet[str], note: EventSink) 
         return None
     return RedisClient(
         nonce_service.redis_url,
-        failures_max=nonce_service.redis_failures,
-        probe_every_s=nonce_service.redis_probe_interval_s,
+        max_failures=nonce_service.redis_failures,
+        probe_interval_s=nonce_service.redis_probe_interval_s,
         note=note,
     )
 

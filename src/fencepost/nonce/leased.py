@@ -1,4 +1,4 @@
-"""Scheme `leased`, the default: the process that holds a signer's lease allocates its nonces in batches.
+"""Implement scheme `leased`, the default: the process that holds a signer's lease allocates its nonces in batches.
 
 Every write names the term's token and locks the lease row, so PostgreSQL rejects the batch of a lease holder that was paused,
 cut off or replaced. Calls that arrive while a batch is being written form the next batch, for all signers in one statement;
@@ -101,9 +101,9 @@ class LeasedNonces(StoredMarks):
                 raise NotLeader(
                     f"another node holds the lease of {signer.address}: send it to {name}", owner=name
                 )
-            known = await self._store.known_next(signer)
-            seen = await self._store.chain_nonce(signer)
-            self._owned[signer] = _Owned(terms[0], floor=max(known, seen))
+            stored = await self._store.known_next(signer)
+            on_chain = await self._store.chain_nonce(signer)
+            self._owned[signer] = _Owned(terms[0], floor=max(stored, on_chain))
 
     # ---- a batch
 

@@ -1,4 +1,4 @@
-"""Scheme `postgres`: every allocation locks the signer's cursor row, reuses the smallest released nonce, or moves the cursor.
+"""Implement scheme `postgres`: every allocation locks the signer's cursor row, reuses the smallest released nonce, or moves the cursor.
 
 An optional Redis lock keeps callers away from the row. If Redis fails, calls go straight to PostgreSQL until a probe
 finds that Redis is back.

@@ -44,7 +44,7 @@ _TRIES = 10
 
 @dataclass(slots=True)
 class _CachedStatus:
-    """The last known status of a signer for which Redis is on."""
+    """The cached status of a signer for which Redis is on."""
 
     epoch: int
     generation: int  # of the Redis client
@@ -160,44 +160,46 @@ class RedisAuthority:
             self._scripts_at = generation
         for _ in range(_TRIES):
             began_s = self._now_s()
-            status, known, _ = await self._known(signer, slots=0)
+            status, stored, _ = await self._read_stored(signer, slots=0)
             if status.is_off:
                 self._off_until_s[signer] = began_s + status.off_ends_in_s
                 await self._write_behind.flush([signer])
                 return False
-            has = await self._redis.command(
+            in_redis = await self._redis.command(
                 "HMGET", redis_scripts.meta_key(signer), "next", "revision", "epoch"
             )
             is_behind = (
-                has[2] != str(status.epoch) or int(has[0]) < known["next"] or int(has[1]) < known["revision"]
+                in_redis[2] != str(status.epoch)
+                or int(in_redis[0]) < stored["next"]
+                or int(in_redis[1]) < stored["revision"]
             )
-            if not is_behind or await self._reload(signer, status.epoch, had=has[1]):
+            if not is_behind or await self._reload(signer, status.epoch, expected_revision=in_redis[1]):
                 self._cached[signer] = _CachedStatus(
                     status.epoch, generation, began_s + self._max_status_age_s
                 )
                 return True
         raise RedisDown("other processes change Redis while it is being loaded")
 
-    async def _reload(self, signer: Signer, epoch: int, *, had: str | None) -> bool:
+    async def _reload(self, signer: Signer, epoch: int, *, expected_revision: str | None) -> bool:
         """Copy the states of Redis to PostgreSQL, then reload it; return False if one of them changed meanwhile."""
         await self._write_behind.flush([signer])
-        status, known, rows = await self._known(signer, slots=MAX_LOADED)
+        status, stored, rows = await self._read_stored(signer, slots=MAX_LOADED)
         if status.is_off or status.epoch != epoch:
             return False
         state: list[Any] = [
-            had or "",
-            known["next"],
-            max(known["revision"], int(had or 0)) + 1,
+            expected_revision or "",
+            stored["next"],
+            max(stored["revision"], int(expected_revision or 0)) + 1,
             await self._store.chain_nonce(signer),
             epoch,
         ]
         for row in rows:
             token = row["hold"].hex if row["hold"] else ""
-            left_ms = int(row["expires_in_s"] * 1000)
-            state += [row["nonce"], row["state"], token, left_ms, row["tx_hash"] or ""]
+            remaining_ms = int(row["expires_in_s"] * 1000)
+            state += [row["nonce"], row["state"], token, remaining_ms, row["tx_hash"] or ""]
         return bool(await self._redis.command(*redis_scripts.RELOAD.call(signer, *state)))
 
-    async def _known(
+    async def _read_stored(
         self, signer: Signer, *, slots: int
     ) -> tuple[_RedisStatus, dict[str, int], Sequence[Record]]:
         """Read the status, the next nonce and live slots under the row lock, after all allocations made under it."""
@@ -205,14 +207,14 @@ class RedisAuthority:
         async with self._store.pool.acquire() as connection, connection.transaction():
             await connection.execute(sql("nonce_cursor_lock"), *key)
             status = await self._read_status(connection, signer)
-            known = {
+            stored = {
                 "next": max(
                     await connection.fetchval(sql("nonce_known_next"), *key), self._past.get(signer, 0)
                 ),
                 "revision": await connection.fetchval(sql("nonce_last_revision"), *key),
             }
             rows = await connection.fetch(sql("nonce_live_slots"), *key, slots) if slots else []
-        return status, known, rows
+        return status, stored, rows
 
     # ---- Redis is off
 

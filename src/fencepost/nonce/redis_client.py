@@ -1,7 +1,7 @@
 """Connect to Redis with a circuit breaker.
 
 `redis` is an optional package, imported only here and only if a scheme needs it. `command` and `pipeline` return results or
-raise `RedisDown`. After `failures_max` failures in a row the circuit opens and calls fail at once; `probe` checks at
+raise `RedisDown`. After `max_failures` failures in a row the circuit opens and calls fail at once; `probe` checks at
 intervals whether Redis is back, and a success closes the circuit.
 
 `generation` increases with every failure: a scheme that keeps state in Redis checks that state after it changes, because a
@@ -34,17 +34,17 @@ class RedisClient:
         self,
         url: str,
         *,
-        failures_max: int = 3,
-        probe_every_s: float = 5.0,
+        max_failures: int = 3,
+        probe_interval_s: float = 5.0,
         timeout_s: float = 1.0,
         now_s: Callable[[], float] = time.monotonic,
         note: EventSink = ignore_event,
     ) -> None:
-        self._client, self._errors, self._forgotten = _connect(url, timeout_s, self._check_server)
+        self._client, self._errors, self._script_missing = _connect(url, timeout_s, self._check_server)
         self._server: str | None = None  # run id of the last server
         self.generation = 0
-        self._failures_max = failures_max
-        self._probe_every_s = probe_every_s
+        self._failures_max = max_failures
+        self._probe_every_s = probe_interval_s
         self._timeout_s = timeout_s
         self._now_s = now_s
         self._note = note
@@ -77,7 +77,9 @@ class RedisClient:
             self._failures += 1
             self.generation += 1
             self._probe_at_s = self._now_s() + self._probe_every_s
-            if isinstance(error, self._forgotten):  # a server that restarted responds, without the scripts
+            if isinstance(
+                error, self._script_missing
+            ):  # a server that restarted responds, without the scripts
                 raise RedisDown("Redis has restarted; the scripts are loaded again") from error
             if self._lost_at_s is None:
                 self._lost_at_s = self._now_s()
@@ -95,8 +97,8 @@ class RedisClient:
         await connection.send_command("INFO", "server")
         info = str(await connection.read_response())
         run_id = next((line for line in info.splitlines() if line.startswith("run_id:")), None)
-        known, self._server = self._server, run_id
-        if known not in (None, run_id):
+        previous, self._server = self._server, run_id
+        if previous not in (None, run_id):
             self.generation += 1
             raise ConnectionResetError("the Redis server has changed")
 
@@ -119,7 +121,7 @@ class RedisClient:
 def _connect(
     url: str, timeout_s: float, on_connect: Callable[[Any], Awaitable[None]]
 ) -> tuple[Redis, tuple[type[Exception], ...], type[Exception]]:
-    """Return the client, the errors that mean that Redis can't be used, and the one for scripts that it has not got."""
+    """Return the client, the errors that mean that Redis can't be used, and the one for a script that it has not loaded."""
     try:
         from redis.asyncio import BlockingConnectionPool, Redis
         from redis.exceptions import NoScriptError, RedisError

@@ -1,4 +1,4 @@
-"""Scheme `redis_full`: Redis allocates and holds in one script; PostgreSQL is updated in batches by write-behind.
+"""Implement scheme `redis_full`: Redis allocates and holds in one script; PostgreSQL is updated in batches by write-behind.
 
 Callers that wait for the same signer share a script. Without Redis, PostgreSQL allocates under the row lock, above all stored
 nonces and all nonces that this process allocated; `redis_authority` ensures that all processes use the same one of the two,

@@ -1,4 +1,4 @@
-"""Scheme `redis_issue`: Redis counts, PostgreSQL stores.
+"""Implement scheme `redis_issue`: Redis counts, PostgreSQL stores.
 
 INCRBY issues a number; inserting its row in PostgreSQL makes it a held nonce. A number that is already stored (Redis lost its
 last writes, or another process allocated from the database meanwhile) is skipped, and the counter is raised to the next
@@ -108,8 +108,8 @@ class RedisIssueNonces(StoredMarks):
 
     async def _sync_counter(self, key: str, signer: Signer) -> None:
         generation = self._redis.generation
-        known = await self._store.known_next(signer)
-        await self._eval(_SYNC, key, known)
+        stored_next = await self._store.known_next(signer)
+        await self._eval(_SYNC, key, stored_next)
         self._synced[signer] = generation
 
     async def _eval(self, script: str, key: str, number: int) -> int:
@@ -130,9 +130,9 @@ class RedisIssueNonces(StoredMarks):
             [hold_for_s for _, _, _, hold_for_s in flat],
         )
         # Redis may have issued a number twice in one batch: the stored token tells which caller got it.
-        ours = {(Signer(row["chain_id"], Address(row["signer"])), row["nonce"], row["hold"]) for row in got}
+        held = {(Signer(row["chain_id"], Address(row["signer"])), row["nonce"], row["hold"]) for row in got}
         return [
-            [nonce for nonce in nonces if (signer, nonce, token) in ours]
+            [nonce for nonce in nonces if (signer, nonce, token) in held]
             for signer, nonces, token, _ in batch
         ]
 
@@ -148,9 +148,9 @@ class RedisIssueNonces(StoredMarks):
 
     async def tend_once(self) -> int:
         """Probe Redis if it was down, and find signers with nonces that other processes released."""
-        found = await self._store.with_gaps(list(self._synced))
-        self._gaps |= found
-        return int(await self._redis.probe()) + len(found)
+        with_gaps = await self._store.with_gaps(list(self._synced))
+        self._gaps |= with_gaps
+        return int(await self._redis.probe()) + len(with_gaps)
 
     async def close(self) -> None:
         await self._occupations.drain()

@@ -17,8 +17,8 @@ from fencepost.domain.ids import Signer
 from fencepost.nonce.redis_client import RedisClient, RedisDown
 
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-_RETRY_S = 0.002
-_MAX_RETRY_S = 0.05
+_RETRY_INTERVAL_S = 0.002
+_MAX_RETRY_INTERVAL_S = 0.05
 
 
 class RedisLock:
@@ -31,23 +31,23 @@ class RedisLock:
     async def hold(self, signer: Signer) -> AsyncIterator[bool]:
         """Hold the lock while the context is open; yield whether it was acquired."""
         key, owner = f"fencepost:nonce:lock:{signer}", uuid4().hex
-        has_it = await self._acquire(key, owner)
+        is_acquired = await self._acquire(key, owner)
         try:
-            yield has_it
+            yield is_acquired
         finally:
-            if has_it:
+            if is_acquired:
                 with suppress(RedisDown):  # the lock then expires
                     await self.redis.command("EVAL", _RELEASE, 1, key, owner)
 
     async def _acquire(self, key: str, owner: str) -> bool:
         deadline_s = time.monotonic() + self._wait_s
-        pause_s = _RETRY_S
+        pause_s = _RETRY_INTERVAL_S
         try:
             while not await self.redis.command("SET", key, owner, "NX", "PX", self._ttl_ms):
                 if time.monotonic() > deadline_s:
                     return False
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _MAX_RETRY_S)
+                pause_s = min(pause_s * 2, _MAX_RETRY_INTERVAL_S)
         except RedisDown:
             return False
         return True

@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost.domain.ids import Signer
 
-SIGNERS_REMEMBERED = 4096
+MAX_CACHED_SIGNERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Script:
         return ("EVALSHA", self.sha, *_keys_of(signer), *arguments)
 
 
-@lru_cache(SIGNERS_REMEMBERED)
+@lru_cache(MAX_CACHED_SIGNERS)
 def _keys_of(signer: Signer) -> tuple[Any, ...]:
     """Return the number of keys and the keys, with a hash tag, so that a cluster stores them together."""
     names = ("meta", "slots", "released", "held", "dirty")

@@ -1,4 +1,4 @@
-"""Scheme `segments`: take blocks of nonces from the database, allocate from memory, store holds in batches.
+"""Implement scheme `segments`: take blocks of nonces from the database, allocate from memory, store holds in batches.
 
 A block starts above all stored nonces and above the chain's nonce, so after a restart the sequence continues above every
 nonce that was ever allocated. An allocation is recorded in memory and stored with the next flush. Memory is bounded: when
@@ -42,7 +42,7 @@ class _Block:
     past_nonce: int
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self.past_nonce - self.next_nonce
 
 
@@ -56,8 +56,8 @@ class _Local:
     may_have_gaps: bool = True
 
     @property
-    def left(self) -> int:
-        return sum(block.left for block in self.blocks)
+    def remaining(self) -> int:
+        return sum(block.remaining for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SegmentNonces(StoredMarks):
         self._locals: defaultdict[Signer, _Local] = defaultdict(_Local)
         self._unflushed: dict[tuple[Signer, int], _Unflushed] = {}
         self._flushing = asyncio.Lock()
-        self._seen_at_s = clock.now_s()  # the last heartbeat that the database stored
+        self._heartbeat_at_s = clock.now_s()  # the last heartbeat that the database stored
 
     async def allocate(self, signer: Signer, *, count: int = 1, hold_for_s: float) -> Sequence[Hold]:
         check_request(count=count, hold_for_s=hold_for_s)
@@ -110,39 +110,39 @@ class SegmentNonces(StoredMarks):
         return [*reused, *allocated]
 
     async def _require_nonces(self, local: _Local, signer: Signer, wanted: int) -> None:
-        """Ensure that `wanted` nonces are left in blocks that are not retired, or raise; allocate nothing yet."""
+        """Ensure that `wanted` nonces remain in blocks that are not retired, or raise; allocate nothing yet."""
         if wanted == 0:
             return
         for _ in range(_TRIES):
-            if local.left < wanted:
-                await self._take_block(local, signer, wanted - local.left)
+            if local.remaining < wanted:
+                await self._take_block(local, signer, wanted - local.remaining)
             if self._may_be_retired():  # the calls above took long
                 await self._flush()
-            elif local.left >= wanted:
+            elif local.remaining >= wanted:
                 return
         raise NonceUnavailable(f"the blocks of {signer.address} expire before they can be used: retry")
 
     def _may_be_retired(self) -> bool:
         """Return whether the last heartbeat is so old that other processes may soon retire the blocks."""
-        return self._clock.now_s() - self._seen_at_s > self._dead_after_s / 2
+        return self._clock.now_s() - self._heartbeat_at_s > self._dead_after_s / 2
 
     async def _release(self, local: _Local, reused: Sequence[Hold]) -> None:
-        """Give back what was taken for a call that failed; if that fails too, their hold runs out."""
+        """Release the nonces of a call that failed; if that fails too, they stay held until they expire."""
         if not reused:
             return
         local.may_have_gaps = True
         try:
             await self._store.release(reused)
-        except Exception as error:  # noqa: BLE001 - the call's own error is what its caller gets
+        except Exception as error:  # noqa: BLE001 - the caller gets the error of the call itself
             _log.warning(
-                "nonces %s of %s stay held until their time is over (%s)",
+                "nonces %s of %s stay held until they expire (%s)",
                 [hold.nonce for hold in reused],
                 reused[0].signer.address,
                 type(error).__name__,
             )
 
     def _allocate_one(self, local: _Local, signer: Signer, token: UUID, hold_for_s: float) -> Hold:
-        block = next(block for block in local.blocks if block.left)
+        block = next(block for block in local.blocks if block.remaining)
         hold = Hold(signer, block.next_nonce, token)
         block.next_nonce += 1
         self._unflushed[signer, hold.nonce] = _Unflushed(
@@ -160,9 +160,9 @@ class SegmentNonces(StoredMarks):
 
     async def _take_block(self, local: _Local, signer: Signer, wanted: int) -> None:
         """Add a block above the chain's nonce and all stored nonces; retire blocks that are used up and stored."""
-        if any(not block.left for block in local.blocks):
+        if any(not block.remaining for block in local.blocks):
             await self._flush()  # may drop blocks that were retired meanwhile
-            used_up = [block for block in local.blocks if not block.left]
+            used_up = [block for block in local.blocks if not block.remaining]
             if used_up:
                 await self._end_blocks(used_up)
             local.blocks = [block for block in local.blocks if block not in used_up]
@@ -209,7 +209,7 @@ class SegmentNonces(StoredMarks):
             [entry.hold.token for entry in batch],
             [entry.expires_at_s - now_s for entry in batch],
         )
-        self._seen_at_s = now_s
+        self._heartbeat_at_s = now_s
         for entry in batch:
             self._unflushed.pop((entry.hold.signer, entry.hold.nonce), None)
         # Blocks that were retired meanwhile: their unused nonces no longer belong to this process.
@@ -229,20 +229,20 @@ class SegmentNonces(StoredMarks):
 
     # ---- marks: durable, stored after their holds
 
-    async def _stored(self, hold: Hold) -> None:
+    async def _store_hold(self, hold: Hold) -> None:
         if (hold.signer, hold.nonce) in self._unflushed:
             await self._flush()
 
     async def mark_submitted(self, hold: Hold, tx_hash: TxHash) -> None:
-        await self._stored(hold)
+        await self._store_hold(hold)
         await super().mark_submitted(hold, tx_hash)
 
     async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None:
-        await self._stored(hold)
+        await self._store_hold(hold)
         await super().mark_used(hold, tx_hash)
 
     async def mark_recyclable(self, hold: Hold) -> None:
-        await self._stored(hold)
+        await self._store_hold(hold)
         await super().mark_recyclable(hold)
         self._locals[hold.signer].may_have_gaps = True
 

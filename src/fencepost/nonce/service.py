@@ -34,13 +34,13 @@ class NonceService:
     chain_ids: Sequence[int]
     confirmers: Sequence[ReceiptConfirmer]
     default_hold_s: float
-    tend_every_s: float
-    reclaim_every_s: float
-    confirm_every_s: float
+    tend_interval_s: float
+    reclaim_interval_s: float
+    confirm_interval_s: float
     note: EventSink = ignore_event
     _reclaimed_to: dict[int, str] = field(default_factory=dict)
 
-    def of(self, signer: Signer) -> NoncePort:
+    def scheme_for(self, signer: Signer) -> NoncePort:
         return self.schemes[self.scheme_of(signer.address)]
 
     async def allocate(
@@ -49,33 +49,35 @@ class NonceService:
         if signer.chain_id not in self.chain_ids:
             raise InvalidRequest(f"chain {signer.chain_id} is not configured", field="chainId")
         held_s = self.default_hold_s if hold_for_s is None else hold_for_s
-        work = self.of(signer).allocate(signer, count=count, hold_for_s=held_s)
-        holds = await self._counted(signer, "allocate", work)
+        work = self.scheme_for(signer).allocate(signer, count=count, hold_for_s=held_s)
+        holds = await self._with_failure_report(signer, "allocate", work)
         self.note("nonce_allocated", scheme=self.scheme_of(signer.address), signer=signer, count=len(holds))
         return holds
 
     async def mark_submitted(self, hold: Hold, tx_hash: TxHash) -> None:
-        await self._mark(hold, "submitted", self.of(hold.signer).mark_submitted(hold, tx_hash))
+        await self._mark(hold, "submitted", self.scheme_for(hold.signer).mark_submitted(hold, tx_hash))
 
     async def mark_used(self, hold: Hold, tx_hash: TxHash | None = None) -> None:
-        await self._mark(hold, "used", self.of(hold.signer).mark_used(hold, tx_hash))
+        await self._mark(hold, "used", self.scheme_for(hold.signer).mark_used(hold, tx_hash))
 
     async def mark_recyclable(self, hold: Hold) -> None:
-        await self._mark(hold, "recyclable", self.of(hold.signer).mark_recyclable(hold))
+        await self._mark(hold, "recyclable", self.scheme_for(hold.signer).mark_recyclable(hold))
 
     async def _mark(self, hold: Hold, state: str, work: Awaitable[None]) -> None:
-        await self._counted(hold.signer, f"mark_{state}", work)
+        await self._with_failure_report(hold.signer, f"mark_{state}", work)
         scheme = self.scheme_of(hold.signer.address)
         self.note("nonce_marked", scheme=scheme, state=state, signer=hold.signer, nonce=hold.nonce)
 
     async def reclaim_expired(self, signer: Signer) -> int:
-        released = await self._counted(signer, "reclaim", self.of(signer).reclaim_expired(signer))
+        released = await self._with_failure_report(
+            signer, "reclaim", self.scheme_for(signer).reclaim_expired(signer)
+        )
         if released:
             scheme = self.scheme_of(signer.address)
             self.note("nonce_reclaimed", scheme=scheme, signer=signer, count=released)
         return released
 
-    async def _counted(self, signer: Signer, operation: str, work: Awaitable[T]) -> T:
+    async def _with_failure_report(self, signer: Signer, operation: str, work: Awaitable[T]) -> T:
         """Await a call of a scheme; if it fails, report it with its error code."""
         try:
             return await work
@@ -86,7 +88,7 @@ class NonceService:
             raise
 
     async def status(self, signer: Signer) -> SignerStatus | None:
-        return await self.of(signer).status(signer)
+        return await self.scheme_for(signer).status(signer)
 
     async def close(self) -> None:
         for scheme in self.schemes.values():
@@ -97,12 +99,12 @@ class NonceService:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for scheme in self.schemes.values():
-                group.create_task(_loop(scheme.tend_once, self.tend_every_s, "maintenance"))
+                group.create_task(_loop(scheme.tend_once, self.tend_interval_s, "maintenance"))
             for chain_id in self.chain_ids:
                 once = partial(self.reclaim_page, chain_id)
-                group.create_task(_loop(once, self.reclaim_every_s, f"reclaiming on chain {chain_id}"))
+                group.create_task(_loop(once, self.reclaim_interval_s, f"reclaiming on chain {chain_id}"))
             for confirmer in self.confirmers:
-                group.create_task(_loop(confirmer.run_once, self.confirm_every_s, "confirming"))
+                group.create_task(_loop(confirmer.run_once, self.confirm_interval_s, "confirming"))
 
     async def tend_once(self) -> int:
         return sum([await scheme.tend_once() for scheme in self.schemes.values()])
@@ -123,10 +125,10 @@ class NonceService:
         return await _run_all([partial(self.reclaim_expired, signer) for signer in signers])
 
 
-async def _run_all(works: Sequence[Callable[[], Awaitable[int]]]) -> int:
+async def _run_all(operations: Sequence[Callable[[], Awaitable[int]]]) -> int:
     """Run all of them in order, even if one fails; return the sum, or raise the first error at the end."""
     done, failed = 0, None
-    for work in works:
+    for work in operations:
         try:
             done += await work()
         except Exception as error:  # noqa: BLE001 - raised below: the loop that called logs it

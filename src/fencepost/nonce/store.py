@@ -32,7 +32,7 @@ class NonceStore:
         self.pool = pool
         self.chain_nonce = chain_nonce
         self._heal_after_s = heal_after_s
-        self._ours: set[Signer] = set()  # known to be nonce-only: that never changes
+        self._nonce_only: set[Signer] = set()  # signers that the nonce service uses: that never changes
         self._marks = GroupCommit(self._mark_batch, max_items=MAX_MARKS_PER_COMMIT, parallel=PARALLEL_MARKS)
 
     async def drain(self) -> None:
@@ -43,7 +43,7 @@ class NonceStore:
 
         Raises `SignerUsedOtherwise` if the core uses the signer.
         """
-        if signer in self._ours:
+        if signer in self._nonce_only:
             return
         key = signer.chain_id, signer.address
         await self.pool.execute(sql("nonce_register"), *key)
@@ -53,7 +53,7 @@ class NonceStore:
             )
         if await self.pool.fetchval(sql("nonce_known_next"), *key) is None:
             await self.pool.execute(sql("nonce_cursor_open"), *key, await self.chain_nonce(signer))
-        self._ours.add(signer)
+        self._nonce_only.add(signer)
 
     async def allocate(self, signer: Signer, *, count: int, hold_for_s: float, floor: int = 0) -> list[Hold]:
         """Allocate under the lock of the signer's row: one caller at a time per signer."""
@@ -90,10 +90,10 @@ class NonceStore:
         return holds(signer, [row["nonce"] for row in got], token)
 
     async def with_gaps(self, signers: Sequence[Signer]) -> set[Signer]:
-        found = await self.pool.fetch(
+        rows = await self.pool.fetch(
             sql("nonce_has_gaps"), [s.chain_id for s in signers], [s.address for s in signers]
         )
-        return {Signer(row["chain_id"], Address(row["signer"])) for row in found}
+        return {Signer(row["chain_id"], Address(row["signer"])) for row in rows}
 
     async def known_next(self, signer: Signer) -> int:
         return int(await self.pool.fetchval(sql("nonce_known_next"), signer.chain_id, signer.address))
@@ -111,27 +111,27 @@ class NonceStore:
 
     async def _mark_batch(self, marks: Sequence[Mark]) -> Sequence[FencepostError | None]:
         outcomes: dict[int, FencepostError | None] = {}
-        left = list(enumerate(marks))
+        pending = list(enumerate(marks))
         for _ in range(_TRIES):  # two marks of one nonce in a batch are applied one after the other
-            applied = await self._apply([mark for _, mark in left])
-            outcomes |= {left[position][0]: None for position in applied}
-            left = [entry for position, entry in enumerate(left) if position not in applied]
-            if not left:
+            applied = await self._apply([mark for _, mark in pending])
+            outcomes |= {pending[position][0]: None for position in applied}
+            pending = [entry for position, entry in enumerate(pending) if position not in applied]
+            if not pending:
                 break
-            slots = await self.load_slots([mark.hold for _, mark in left])
-            unclear = []
-            for (index, mark), slot in zip(left, slots, strict=True):
+            slots = await self.load_slots([mark.hold for _, mark in pending])
+            not_applied = []
+            for (index, mark), slot in zip(pending, slots, strict=True):
                 try:
                     if is_applied(mark, slot):
                         outcomes[index] = None
                     else:
-                        unclear.append((index, mark))
+                        not_applied.append((index, mark))
                 except FencepostError as error:
                     outcomes[index] = error
-            left = unclear
-            if not left:
+            pending = not_applied
+            if not pending:
                 break
-        for index, _ in left:
+        for index, _ in pending:
             outcomes[index] = NonceUnavailable("other callers are changing the nonce: retry")
         return [outcomes[index] for index in range(len(marks))]
 
@@ -146,9 +146,9 @@ class NonceStore:
         return {row["position"] - 1 for row in applied}
 
     async def load_slots(self, wanted: Sequence[Hold]) -> list[NonceSlot | None]:
-        found = await self.pool.fetch(sql("nonce_slots"), *_hold_arrays(wanted))
+        rows = await self.pool.fetch(sql("nonce_slots"), *_hold_arrays(wanted))
         slots: list[NonceSlot | None] = [None] * len(wanted)
-        for row in found:
+        for row in rows:
             tx_hash = TxHash(row["tx_hash"]) if row["tx_hash"] else None
             slots[row["position"] - 1] = NonceSlot(NonceState(row["state"]), row["hold"], tx_hash)
         return slots

@@ -51,14 +51,14 @@ class WriteBehind:
 
     async def flush(self, signers: Sequence[Signer]) -> int:
         """Copy the states that are due now, in pages, and return their number."""
-        written, left = 0, list(signers)
+        written, pending = 0, list(signers)
         for _ in range(_MAX_PAGES):
-            if not left:
+            if not pending:
                 break
             picked = await self._redis.pipeline(
-                [redis_scripts.PICK.call(signer, MAX_NONCES_PER_CALL) for signer in left]
+                [redis_scripts.PICK.call(signer, MAX_NONCES_PER_CALL) for signer in pending]
             )
-            work = [(signer, text) for signer, text in zip(left, picked, strict=True) if " " in text]
+            work = [(signer, text) for signer, text in zip(pending, picked, strict=True) if " " in text]
             if not work:
                 break
             pages = [_rows(signer, text) for signer, text in work]
@@ -67,7 +67,7 @@ class WriteBehind:
             await self._redis.pipeline([redis_scripts.SETTLE.call(signer, text) for signer, text in work])
             # States that change meanwhile wait for the next flush: copying them now would write row by row.
             full = [len(page) >= MAX_NONCES_PER_CALL for page in pages]
-            left = [signer for (signer, _), more in zip(work, full, strict=True) if more]
+            pending = [signer for (signer, _), more in zip(work, full, strict=True) if more]
         return written
 
     async def _write(self, rows: Sequence[_Row]) -> None:
@@ -84,8 +84,17 @@ def _rows(signer: Signer, picked: str) -> list[_Row]:
     for nonce, text in zip(words[1::2], words[2::2], strict=True):
         if text != "-":
             revision, state, token, ends_ms, tx_hash = text.split("|")
-            left_s = (int(ends_ms) - now_ms) / 1000
+            remaining_s = (int(ends_ms) - now_ms) / 1000
             rows.append(
-                (chain_id, address, int(nonce), state, token or None, tx_hash or None, left_s, int(revision))
+                (
+                    chain_id,
+                    address,
+                    int(nonce),
+                    state,
+                    token or None,
+                    tx_hash or None,
+                    remaining_s,
+                    int(revision),
+                )
             )
     return rows

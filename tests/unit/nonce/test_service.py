@@ -70,9 +70,9 @@ def service(scheme: Reclaiming, noted: list[tuple[str, dict[str, object]]] | Non
         chain_ids=[ONE, OTHER],
         confirmers=(),
         default_hold_s=60,
-        tend_every_s=0.01,
-        reclaim_every_s=0.01,
-        confirm_every_s=0.01,
+        tend_interval_s=0.01,
+        reclaim_interval_s=0.01,
+        confirm_interval_s=0.01,
         note=note,
     )
 
