@@ -92,35 +92,35 @@ class RequestAcceptor:
                 accepted = await self.ledger.accept(requests)
             finally:
                 admission.release(len(signers), key_id=key_id)
-        for signer, answers in _created(signers, accepted).items():
+        for signer, created in _created(signers, accepted).items():
             if admission is not None:
-                admission.add_stored(signer, len(answers), key_id=key_id)
-            self._notify(signer, answers)
+                admission.add_stored(signer, len(created), key_id=key_id)
+            self._notify(signer, created)
         return accepted
 
-    def _notify(self, signer: Signer, answers: Sequence[Accepted]) -> None:
+    def _notify(self, signer: Signer, created: Sequence[Accepted]) -> None:
         """Notify the lane. If the process dies before this, the next load of the queue finds the requests."""
         if self.requested is None:
             self.hint(signer)
             return
-        if len(answers) == 1:  # the common case
-            queued, behind = answers[0].queued, answers[0].behind
+        if len(created) == 1:  # the common case
+            queued, behind = created[0].queued, created[0].behind
             self.requested(signer, () if queued is None else (queued,), behind)
             return
-        next_in_line = [answer.queued for answer in answers if answer.queued is not None]
-        all_behind = {seq for answer in answers for seq in answer.behind}
-        self.requested(signer, next_in_line if len(next_in_line) == len(answers) else (), all_behind)
+        next_in_line = [accepted.queued for accepted in created if accepted.queued is not None]
+        all_behind = {seq for accepted in created for seq in accepted.behind}
+        self.requested(signer, next_in_line if len(next_in_line) == len(created) else (), all_behind)
 
     async def create(self, request: Request) -> Accepted:
         """Accept one request; raise an error unless it was created or is known."""
-        answer = (await self.accept([request]))[0]
-        if answer.outcome is AcceptOutcome.CONFLICT:
+        accepted = (await self.accept([request]))[0]
+        if accepted.outcome is AcceptOutcome.CONFLICT:
             raise RequestConflict(
                 f"request {request.request_id!r} of {request.signer.address} exists with another payload"
-                f" (transaction {answer.tx_id})"
+                f" (transaction {accepted.tx_id})"
             )
-        _raise_if_closed(request.signer, answer)
-        return answer
+        _raise_if_closed(request.signer, accepted)
+        return accepted
 
     async def create_for_handler(
         self, signer: Signer, tx_id: UUID, origin: UUID, request_id: str | None = None
@@ -137,20 +137,20 @@ class RequestAcceptor:
             origin=origin,
             valid_for_s=HANDLER_WAIT_TIMEOUT_S,
         )
-        answer = (await self._store([new]))[0]
-        if answer.outcome is AcceptOutcome.CONFLICT or not await self._is_of_handler(answer):
+        accepted = (await self._store([new]))[0]
+        if accepted.outcome is AcceptOutcome.CONFLICT or not await self._is_of_handler(accepted):
             raise RequestConflict(
                 f"request {request_id!r} of {signer.address} exists as another kind of request"
-                f" (transaction {answer.tx_id})"
+                f" (transaction {accepted.tx_id})"
             )
-        _raise_if_closed(signer, answer)
-        return answer
+        _raise_if_closed(signer, accepted)
+        return accepted
 
-    async def _is_of_handler(self, answer: Accepted) -> bool:
+    async def _is_of_handler(self, accepted: Accepted) -> bool:
         """Return whether the request is one for a handler. The payload does not show it: an ordinary request can have the same."""
-        if answer.outcome is not AcceptOutcome.KNOWN:
+        if accepted.outcome is not AcceptOutcome.KNOWN:
             return True
-        known = await self.ledger.get(answer.tx_id)
+        known = await self.ledger.get(accepted.tx_id)
         return known is not None and known.kind is Kind.HANDLER
 
     def validate(self, request: Request) -> None:
@@ -196,12 +196,12 @@ class RequestAcceptor:
             )
 
 
-def _raise_if_closed(signer: Signer, answer: Accepted) -> None:
-    if answer.outcome is AcceptOutcome.NONCE_ONLY:
-        raise SignerProtected(f"{signer.address}: {answer.detail}")
-    if answer.outcome is AcceptOutcome.PROTECTED:
+def _raise_if_closed(signer: Signer, accepted: Accepted) -> None:
+    if accepted.outcome is AcceptOutcome.NONCE_ONLY:
+        raise SignerProtected(f"{signer.address}: {accepted.detail}")
+    if accepted.outcome is AcceptOutcome.PROTECTED:
         raise SignerProtected(
-            f"signer {signer.address} accepts no requests until an operator decides: {answer.detail}"
+            f"signer {signer.address} accepts no requests until an operator decides: {accepted.detail}"
         )
 
 
@@ -210,9 +210,9 @@ def _created(signers: Sequence[Signer], accepted: Sequence[Accepted]) -> Mapping
     if len(accepted) == 1:  # the common case
         return {signers[0]: accepted} if accepted[0].outcome is AcceptOutcome.CREATED else {}
     created: dict[Signer, list[Accepted]] = {}
-    for signer, answer in zip(signers, accepted, strict=True):
-        if answer.outcome is AcceptOutcome.CREATED:
-            created.setdefault(signer, []).append(answer)
+    for signer, result in zip(signers, accepted, strict=True):
+        if result.outcome is AcceptOutcome.CREATED:
+            created.setdefault(signer, []).append(result)
     return created
 
 

@@ -72,7 +72,7 @@ async def refresh(lane: Lane) -> None:
 
 
 async def wait_for_funds(lane: Lane, tx: ManagedTx, needed_wei: int, *, node_text: str = "") -> None:
-    """Pause the queue and record on the request what is missing. `said` is the endpoint's error text, if it reported this.
+    """Pause the queue and record on the request what is missing. `node_text` is the endpoint's error text, if it reported this.
 
     If the balance covers the request without the transactions in flight, this is recorded only the second time: they may
     be mined by then.

@@ -47,8 +47,8 @@ async def run_commands(lane: Lane) -> int:
             await lane.flush_deferred()  # a command applies to the current state, so that is stored first
         for command in await _without_withdrawn(lane, commands):
             lane.require_trust()
-            if not await _is_done(lane, command):
-                break  # in their order: those behind it wait with it
+            if not await _run_one(lane, command):
+                break  # commands run in order: the later ones wait for this one
     except FencepostError:
         lane.commands.may_wait = True  # the next step tries again
         raise
@@ -56,8 +56,11 @@ async def run_commands(lane: Lane) -> int:
     return len(commands)
 
 
-async def _is_done(lane: Lane, command: Command) -> bool:
-    """Run the command, or store why it cannot be done. False: an endpoint or signer is silent, and it is retried."""
+async def _run_one(lane: Lane, command: Command) -> bool:
+    """Run the command, or store why it cannot be done. Return False if it is to be retried.
+
+    It is retried if an endpoint or the signing service is silent.
+    """
     try:
         if command.tx_id is None:
             await _run_signer_command(lane, command)
@@ -85,7 +88,7 @@ def _is_temporary(error: FencepostError) -> bool:
 
 
 async def _without_withdrawn(lane: Lane, commands: Sequence[Command]) -> list[Command]:
-    """Withdraw the commands that operators have withdrawn, and return those that are left to run."""
+    """Withdraw the commands that operators have withdrawn, and return those that remain to run."""
     withdrawing = [command for command in commands if command.command == "withdraw"]
     if not withdrawing:
         return list(commands)
@@ -121,7 +124,7 @@ async def _run_transaction_command(lane: Lane, command: Command) -> None:
         changes = [change] if change is not None else []
         done = (command.id, outcome, change is not None)
         await lane.commit(changes, done_commands=[done], op=command.command)
-        lane.queue.may_be_longer = True  # what was suspended or resumed is read anew
+        lane.queue.may_be_longer = True  # a suspended or resumed request is loaded again
 
 
 async def _drop_unreadable(lane: Lane, command: Command, row: UnreadableRow) -> None:
@@ -151,7 +154,7 @@ async def _apply(lane: Lane, command: Command, tx: ManagedTx) -> tuple[TxChange 
     match command.command:
         case "cancel" if tx.nonce is None:
             return await _cancel_unsent(lane, tx, reason)
-        case "cancel" | "bump" | "resubmit" if lane.is_protected:  # each would make bytes go out
+        case "cancel" | "bump" | "resubmit" if lane.is_protected:  # each of them would send bytes
             return None, f"{command.command} does not apply while the signer is protected: decide that first"
         case "cancel" | "bump" | "resubmit" if tx.sub_state is SubState.SUPERSEDED:
             return None, f"{command.command} does not apply: a transaction that is not ours has its nonce"
@@ -299,7 +302,7 @@ async def _adopt(lane: Lane, command: Command, details: dict[str, str | None]) -
     next_nonce = max(cursor.next_nonce, pending)
     if cursor.next_nonce == cursor.start_nonce:  # nothing was ever allocated: the sequence begins here
         cursor = cursor.changed(start_nonce=next_nonce)
-    if consumed.attached:  # the database lost commits: more bytes of ours may be out
+    if consumed.attached:  # the database lost commits: more signed bytes may have been sent
         cursor = cursor.changed(is_doubted=True)
     changes = [_superseded(lane, tx, by=command.author) for tx in consumed.lost]
     await _reactivate(

@@ -12,7 +12,7 @@ from functools import partial
 from fencepost.application.broadcast import is_sendable
 from fencepost.application.lane import Lane
 from fencepost.application.lane_parts import PoolCheck
-from fencepost.application.resubmit import MAX_IN_A_BATCH, is_worth_a_bump, outbid_market
+from fencepost.application.resubmit import MAX_TXS_PER_BATCH, is_worth_a_bump, outbid_market
 from fencepost.application.signing import may_reprice
 from fencepost.domain import transaction_state
 from fencepost.domain.send_result import SendCategory
@@ -103,7 +103,7 @@ async def _act_on_pool(lane: Lane, tx: ManagedTx, check: PoolCheck, now_s: float
 async def _resend_forgotten(lane: Lane, check: PoolCheck, now_s: float) -> bool:
     """Resend transactions that no endpoint has any more, and return whether the lowest is among them."""
     waiting = [tx for tx in lane.unmined if is_sendable(tx) and tx.latest.last_result in _IN_POOL]
-    waiting = waiting[:MAX_IN_A_BATCH]
+    waiting = waiting[:MAX_TXS_PER_BATCH]
     known = await lane.ports.chain.knows([tx.latest.signed.hash for tx in waiting])
     forgotten = [tx for tx, is_known in zip(waiting, known, strict=True) if not is_known]
     if not forgotten or check.resends >= MAX_RESENDS:

@@ -351,7 +351,7 @@ class Written(Struct, frozen=True):
 class Ledger(Protocol):
     """Store requests, leases, cursors and transactions, and reject writes of a node that lost its lease.
 
-    Each method is one round trip, or one short transaction. Any node may call `accept` and `ask`. Every other write names
+    Each method is one round trip, or one short transaction. Any node may call `accept` and `add_command`. Every other write names
     a term, and is rejected if a newer term exists. Database errors are raised unchanged: after one, the outcome of the
     call is unknown.
     """

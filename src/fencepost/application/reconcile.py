@@ -18,18 +18,18 @@ from fencepost.domain.confirmations import BlockRef, BlockStatus, block_status
 from fencepost.domain.transaction_state import ManagedTx
 from fencepost.errors import RpcUnavailable
 
-# How many ended transactions are looked at together when a fork may have undone them.
+# How many ended transactions are checked together when a fork may have undone them.
 MAX_REOPENED = 512
 
 # A take-over checks this many of the newest ended ones, because a fork may have happened while no node ran.
-RECENT = 16
+RECENT_FINISHED = 16
 
 
 async def reconcile(lane: Lane) -> None:
     """Load the lane from the ledger, and compare it with the chain."""
     limit = lane.settings.read_ahead
     lane.queue.take_arrivals()  # the load below reads them
-    lane.queue.may_be_longer = False  # unless more is stored meanwhile
+    lane.queue.may_be_longer = False  # more may be stored meanwhile: then it is set again
     state = await lane.ports.ledger.load(lane.signer, queue_limit=limit)
     lane.adopt(state, queue_limit=limit)
     lane.suspicion.consumed_counts.clear()
@@ -82,9 +82,8 @@ async def reopen_undone(lane: Lane, *, latest: int | None = None) -> int:
     blocks = lane.blocks
     if lane.cursor is None:
         return 0
-    above_view = (
-        lane.ports.chain_view.view.head + 1
-    )  # forked out before we see it, perhaps: it is looked at to the last
+    # Blocks above the view are always checked: a fork may remove one before the view shows it.
+    above_view = lane.ports.chain_view.view.head + 1
     down_to = blocks.checking_down_to = _lowest(above_view, blocks.forked_at, blocks.unseen_from)
     blocks.forked_at = blocks.unseen_from = None
     try:
@@ -108,7 +107,7 @@ async def _reopen_undone(lane: Lane, cursor: Cursor, latest: int | None, down_to
     """
     if latest is None:
         latest = await lane.ports.chain.nonce(lane.signer.address, "latest")
-    reach = RECENT
+    reach = RECENT_FINISHED
     lowest = _lowest_of_ended(lane, cursor, min(latest, cursor.next_nonce), reach)
     count, is_more = await _reopen_between(lane, lowest, cursor.next_nonce, latest, down_to)
     while is_more and lowest > cursor.start_nonce:
@@ -174,7 +173,7 @@ async def _reopen_lost(lane: Lane, lost: list[ManagedTx], latest: int) -> int:
         for tx in lost
         if tx.held_nonce() >= latest
         or receipt_of(tx, found) is not None
-        or (tx.lost_at is not None and await _is_gone(lane, tx.lost_at))
+        or (tx.lost_at is not None and await _has_left_chain(lane, tx.lost_at))
     ]
     if wrong:
         await lane.ports.chain.check_identity()
@@ -196,10 +195,10 @@ def _lowest_of_ended(lane: Lane, cursor: Cursor, below: int, reach: int) -> int:
 async def _is_undone(lane: Lane, tx: ManagedTx, latest: int) -> bool:
     if tx.mined is None:
         return False
-    return await _is_gone(lane, tx.mined.block, is_free=tx.held_nonce() >= latest)
+    return await _has_left_chain(lane, tx.mined.block, is_free=tx.held_nonce() >= latest)
 
 
-async def _is_gone(lane: Lane, block: BlockRef, *, is_free: bool = False) -> bool:
+async def _has_left_chain(lane: Lane, block: BlockRef, *, is_free: bool = False) -> bool:
     """Return whether a block left the chain. Beyond the view, only a nonce that is free again shows it."""
     where = block_status(block, await lane.ports.chain_view.view_around(block.number, above=0))
     if where is not BlockStatus.BEYOND_VIEW:

@@ -24,7 +24,7 @@ from fencepost.domain.states import State, SubState
 from fencepost.domain.transaction import Fees
 from fencepost.domain.transaction_state import ManagedTx, Purpose
 
-MAX_IN_A_BATCH = 100
+MAX_TXS_PER_BATCH = 100
 
 # A stuck hook that has not answered after this time has failed. Its lane does nothing else meanwhile.
 STUCK_HOOK_TIMEOUT_S = 3.0
@@ -42,12 +42,12 @@ async def resubmit(lane: Lane) -> int:
     if lane.is_protected:
         return 0
     now_s = lane.now_s()
-    _let_next_delegated_go(lane, now_s)
+    _make_next_delegated_due(lane, now_s)
     due = [
         tx
         for tx in lane.unmined
         if tx.resubmit_due_s is not None and tx.resubmit_due_s <= now_s and is_sendable(tx)
-    ][:MAX_IN_A_BATCH]
+    ][:MAX_TXS_PER_BATCH]
     if not due:
         return 0
     lane.require_trust()
@@ -56,7 +56,7 @@ async def resubmit(lane: Lane) -> int:
     again = [
         lane.in_flight.get(tx.held_nonce(), tx)
         for tx in due
-        if await _is_sent_again(lane, tx, decisions.get(tx.tx_id), is_lowest=tx.nonce == lowest)
+        if await _prepare_resend(lane, tx, decisions.get(tx.tx_id), is_lowest=tx.nonce == lowest)
     ]
     if not again:
         return 0
@@ -70,11 +70,11 @@ async def resubmit(lane: Lane) -> int:
     return len(claimed)
 
 
-def _let_next_delegated_go(lane: Lane, now_s: float) -> None:
+def _make_next_delegated_due(lane: Lane, now_s: float) -> None:
     """Make the lowest transaction of a delegated account due when the one before it is in a block.
 
-    Nodes take one at a time from such an account (EIP-7702). Each is tried at once when it becomes the lowest; if a
-    node has not seen the block yet, its back-off is short.
+    Endpoints accept one at a time from such an account (EIP-7702). Each is tried at once when it becomes the lowest; if an
+    endpoint has not seen the block yet, its back-off is short.
     """
     sending = lane.sending
     if sending.window_limit is None:
@@ -96,7 +96,7 @@ async def outbid_market(lane: Lane, tx: ManagedTx) -> bool:
         other
         for other in lane.unmined
         if other.held_nonce() > tx.held_nonce() and _is_outbid(lane, other, target)
-    ][:MAX_IN_A_BATCH]
+    ][:MAX_TXS_PER_BATCH]
     changes = []
     for other in behind:
         lane.require_trust()
@@ -127,7 +127,7 @@ def _is_at_limit(lane: Lane, tx: ManagedTx) -> bool:
     return limit > 0 and tx.submit_count > limit and tx.latest.last_result in POSSIBLY_SENT
 
 
-def _shall_bump(lane: Lane, tx: ManagedTx) -> bool:
+def _should_bump(lane: Lane, tx: ManagedTx) -> bool:
     """Return whether to bump: only what an endpoint holds and no block includes; rejections are handled at the send."""
     if not may_reprice(lane, tx) or len(tx.attempts) >= MAX_ATTEMPTS:
         return False
@@ -197,24 +197,27 @@ def _failure_of(answer: object) -> HookFailure | None:
     return None
 
 
-async def _is_sent_again(
+async def _prepare_resend(
     lane: Lane, tx: ManagedTx, decision: StuckDecision | HookFailure | None, *, is_lowest: bool
 ) -> bool:
-    """Return whether the same bytes go out; else `broadcast` sends new ones, or the transaction waits an interval."""
+    """Act on a due transaction, and return whether its bytes are to be sent again.
+
+    Otherwise `broadcast` sends new bytes, or the transaction waits an interval.
+    """
     tx = lane.in_flight.get(tx.held_nonce(), tx)
     if tx.resubmit_due_s is None:
         return False  # repriced with the one below it
     if decision is not None:
-        return await _is_resubmitted(lane, tx, decision)
+        return await _carry_out_decision(lane, tx, decision)
     if tx.ending is not None and tx.latest.purpose is not Purpose.FILLER:  # the limits may have been raised
         return not await fill(lane, tx, ending=tx.ending, error=tx.error or "")
-    if is_lowest and _shall_bump(lane, tx) and await is_worth_a_bump(lane, tx):
+    if is_lowest and _should_bump(lane, tx) and await is_worth_a_bump(lane, tx):
         return not await outbid_market(lane, tx)
     return True
 
 
-async def _is_resubmitted(lane: Lane, tx: ManagedTx, decision: StuckDecision | HookFailure) -> bool:
-    """Carry the decision out. Return whether the same bytes go out once more; else the transaction waits an interval."""
+async def _carry_out_decision(lane: Lane, tx: ManagedTx, decision: StuckDecision | HookFailure) -> bool:
+    """Carry the decision out. Return whether the same bytes are sent again; else the transaction waits an interval."""
     reason = f"no receipt after {tx.submit_count} sends"
     if isinstance(decision, HookFailure):
         reason += f"; the stuck hook failed: {decision.error}"

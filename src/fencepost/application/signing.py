@@ -23,7 +23,7 @@ TRANSFER_GAS = 21_000
 # A transaction that needed more attempts than this has a problem that more attempts do not solve.
 MAX_ATTEMPTS = 60
 
-# What every transaction meets; Python 3.11 calls a function to find a member of an enumeration.
+# Looked up once: in Python 3.11 access to an enumeration member is a function call.
 _FILLER, _HANDLER = Purpose.FILLER, Kind.HANDLER
 _DYNAMIC_FEE, _ACCESS_LIST, _LEGACY = TxType.DYNAMIC_FEE, TxType.ACCESS_LIST, TxType.LEGACY
 
@@ -103,7 +103,7 @@ async def reserve(lane: Lane, tx: ManagedTx, unsigned: UnsignedTx, purpose: Purp
 
 
 async def market(lane: Lane) -> Fees:
-    """Return what the chain's nodes suggest to pay now, whatever the limits are."""
+    """Return what the chain's endpoints suggest to pay now, whatever the limits are."""
     sending = lane.sending
     now_s = lane.now_s()
     if sending.quoted is None or now_s - sending.quoted[0] > QUOTE_LIFE_S:

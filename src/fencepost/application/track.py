@@ -41,10 +41,10 @@ MAX_REASON_CHARS = 300
 # Event loop iterations from a lane's call to the bytes of the request: the lane, the batch, the transport.
 TURNS_UNTIL_REQUESTED = 4
 
-# Used for every receipt; Python 3.11 calls a function to find a member of an enumeration.
+# Looked up once: in Python 3.11 access to an enumeration member is a function call.
 _ORPHANED, _SUSPENDED = BlockStatus.ORPHANED, State.SUSPENDED
 
-Depths = dict[tuple[BlockRef, int | None], Confirmations]  # by block and how deep it has to lie
+Depths = dict[tuple[BlockRef, int | None], Confirmations]  # by block and required depth
 
 
 async def track(lane: Lane) -> int:
@@ -123,7 +123,7 @@ async def _fetch_until_mined(lane: Lane) -> None:
         receipts, head = await lane.ports.chain.receipts_and_head(hashes_of(unmined))
         if (
             lane.ports.chain_view.view.hashes.get(head.number) != head.hash
-        ):  # else the view shows as much, or more
+        ):  # else the view is as new, or newer
             await lane.ports.chain_view.refresh(head)
         found = _found(lane, receipts)
         blocks.mines_instantly = _all_below(lane.ports.chain_view.view.head, unmined, found)
@@ -142,7 +142,7 @@ def _all_below(head: int, txs: Sequence[ManagedTx], found: Mapping[TxHash, Recei
 
 
 async def fetch_receipts(lane: Lane, txs: Sequence[ManagedTx]) -> int:
-    """Fetch the receipts of all attempts; record those whose block stands in the view."""
+    """Fetch the receipts of all attempts; record those whose block is in the view."""
     found = _found(lane, await lane.ports.chain_view.receipts.fetch(lane.ports.chain, hashes_of(txs)))
     recorded = await _record(lane, txs, found)
     missing = [tx for tx in txs if receipt_of(tx, found) is None]
@@ -234,9 +234,11 @@ async def _handle_missing(lane: Lane, missing: Sequence[ManagedTx]) -> None:
             suspicion.consumed_counts[nonce] = suspicion.consumed_counts.get(nonce, 0) + counts
             lane.blocks.must_fetch_receipts |= (
                 not lane.is_protected
-            )  # after the alarm, now and then is enough
+            )  # after the alarm, a check at intervals is enough
             if suspicion.consumed_counts[nonce] >= SUSPICIONS_BEFORE_PROTECT and not lane.is_protected:
-                await lane.ports.chain.check_identity()  # on another chain nothing of ours is mined
+                await (
+                    lane.ports.chain.check_identity()
+                )  # on another chain none of the signer's transactions is mined
                 alarm = await check_consumed(lane, tx)
                 if alarm is not None:
                     await protect(lane, alarm)

@@ -1,8 +1,8 @@
-"""Fold a transaction's journal into its history: stretches of one sub-status, with the actions of each.
+"""Fold a transaction's journal into its history: periods of one sub-status, with the actions of each.
 
 A transaction that is resubmitted for days has thousands of journal rows and a history of a few lines: an action that
-repeats inside a stretch is one line with a count, its first and last time, and its last info. The summary counts over
-the whole life. Both are bounded: the newest stretches are kept, and the summary has one line per name, of which there
+repeats inside a period is one line with a count, its first and last time, and its last info. The summary counts over
+the whole life. Both are bounded: the newest periods are kept, and the summary has one line per name, of which there
 are few.
 """
 
@@ -80,7 +80,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Action:
-    """Count the repeats of one action inside a stretch."""
+    """Count the repeats of one action inside a period."""
 
     action: str
     first_at: datetime
@@ -117,7 +117,7 @@ class TxHistory:
 
     periods: tuple[Period, ...]
     summary: tuple[SummaryLine, ...]
-    left_out: int  # older stretches that are only counted in the summary
+    left_out: int  # older periods that are only counted in the summary
 
 
 def fold(rows: Sequence[JournalRow], totals: Totals | None = None) -> TxHistory:

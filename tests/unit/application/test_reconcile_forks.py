@@ -12,13 +12,13 @@ import pytest
 from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode
 from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import Header, LaneWrite, Written
-from fencepost.application.reconcile import MAX_REOPENED, RECENT
+from fencepost.application.reconcile import MAX_REOPENED, RECENT_FINISHED
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.states import State
 from fencepost.runtime.head_follower import CHECK_DELAYS_S, FIRST_PAUSE_S
 from fencepost.testing import InMemoryLedger
 
-WIDE = replace(QUICK, max_in_flight=8 * RECENT)
+WIDE = replace(QUICK, max_in_flight=8 * RECENT_FINISHED)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def hashes(bench: Bench, txs: Sequence[UUID]) -> list[TxHash]:
     return [bench.tx(tx_id).latest.signed.hash for tx_id in txs]
 
 
-@pytest.mark.parametrize("count", [2, RECENT, 4 * RECENT])
+@pytest.mark.parametrize("count", [2, RECENT_FINISHED, 4 * RECENT_FINISHED])
 async def test_a_view_that_lagged_at_the_take_over_is_checked_again_when_it_has_caught_up(
     bench: Bench, count: int
 ) -> None:
@@ -130,12 +130,14 @@ async def test_an_owner_that_dies_during_a_reopening_leaves_the_rest_to_the_next
     before = bench.node(WIDE, name="before")
     dying = bench.node(WIDE, ledger=Dying(bench.database, node="dying", incarnation=uuid4()))
     await dying.node.heads_once(CHAIN_ID)
-    undone = await before.ended(7 * RECENT)
+    undone = await before.ended(7 * RECENT_FINISHED)
     await before.release()
     bench.chain.reorg(2, keep=hashes(bench, undone))
     with pytest.raises(ConnectionError):
         await dying.turn()
-    assert [bench.events(tx_id).count("Fork") for tx_id in undone] == [0] * 2 * RECENT + [1] * 5 * RECENT
+    assert [bench.events(tx_id).count("Fork") for tx_id in undone] == [0] * 2 * RECENT_FINISHED + [
+        1
+    ] * 5 * RECENT_FINISHED
     bench.clock.advance(60.0)
 
     after = bench.node(WIDE, name="after")
@@ -226,7 +228,7 @@ async def test_a_fork_during_the_query_for_another_is_queried_too(
 # ---- finished transactions below a window full of unfinished ones
 
 
-@pytest.mark.parametrize("window", [RECENT - 1, RECENT, 3 * RECENT])
+@pytest.mark.parametrize("window", [RECENT_FINISHED - 1, RECENT_FINISHED, 3 * RECENT_FINISHED])
 async def test_transactions_undone_below_a_full_window_are_reopened(bench: Bench, window: int) -> None:
     wide = replace(QUICK, max_in_flight=window)
     before = bench.node(wide, name="before")
@@ -282,7 +284,7 @@ async def test_more_undone_transactions_than_one_read_returns_are_all_reopened(
     standing = await before.ended(3)
     height = bench.chain.height
     undone: list[UUID] = []
-    while len(undone) <= MAX_REOPENED + RECENT:
+    while len(undone) <= MAX_REOPENED + RECENT_FINISHED:
         undone += await before.ended(250)
     await before.release()
 

@@ -11,7 +11,7 @@ import pytest
 from fakes.bench import CHAIN_ID, QUICK, Bench
 from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import Header
-from fencepost.application.reconcile import RECENT
+from fencepost.application.reconcile import RECENT_FINISHED
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.states import State
@@ -213,7 +213,7 @@ async def test_a_new_owner_reopens_everything_undone_without_a_notification(coun
 async def test_undone_transactions_are_found_below_many_that_finished_later() -> None:
     """The fork comes during a step that finishes others, and the lane is lost before it checks the fork."""
     bench = Bench()
-    wide = replace(QUICK, max_in_flight=4 * RECENT)
+    wide = replace(QUICK, max_in_flight=4 * RECENT_FINISHED)
     holder, other = bench.node(wide, name="holder"), bench.node(wide, name="other")
     undone = await bench.requests(2)
     await holder.turn()
@@ -226,7 +226,7 @@ async def test_undone_transactions_are_found_below_many_that_finished_later() ->
     for node in (holder, other):
         await node.node.heads_once(CHAIN_ID)
     holder.lane.blocks.forked_at = None  # its step had begun before
-    later = await bench.requests(2 * RECENT)
+    later = await bench.requests(2 * RECENT_FINISHED)
     await holder.turn()
     bench.chain.mine(2)
     await holder.turn(2)
