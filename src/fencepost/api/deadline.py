@@ -17,8 +17,8 @@ class DeadlineExceeded(TimeoutError):
 
 
 class DeadlineTimer:
-    def __init__(self, within_s: float) -> None:
-        self._within_s = within_s
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._due_s: dict[asyncio.Future[Any], float] = {}  # in the order in which they are due
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,21 +42,21 @@ class DeadlineTimer:
     def begin(self, work: asyncio.Future[Any]) -> None:
         """Start the deadline: the work is cancelled when its time is over, unless `end` comes first."""
         loop = asyncio.get_running_loop()
-        due_s = self._due_s[work] = loop.time() + self._within_s
+        due_s = self._due_s[work] = loop.time() + self._timeout_s
         if self._timer is None:
-            self._timer = loop.call_at(due_s, self._cancel_those_due)
+            self._timer = loop.call_at(due_s, self._cancel_overdue)
 
     def end(self, work: asyncio.Future[Any]) -> bool:
         """Stop the deadline; return whether the work ended in time."""
         return self._due_s.pop(work, None) is not None
 
-    def _cancel_those_due(self) -> None:
+    def _cancel_overdue(self) -> None:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         self._timer = None
         for work, due_s in list(self._due_s.items()):
             if due_s > now_s:
-                self._timer = loop.call_at(due_s, self._cancel_those_due)
+                self._timer = loop.call_at(due_s, self._cancel_overdue)
                 return
             del self._due_s[work]
             work.cancel()

@@ -67,9 +67,9 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
     if "requestBody" in operation:
         yield f"<p>Body: {_shape(operation['requestBody']['content']['application/json']['schema'])}</p>"
     yield "<table>"
-    for status, answer in operation["responses"].items():
-        shape = _shape(next(iter(answer["content"].values()))["schema"])
-        yield _row(f"<code>{escape(status)}</code>", shape, _prose(answer["description"]))
+    for status, response in operation["responses"].items():
+        shape = _shape(next(iter(response["content"].values()))["schema"])
+        yield _row(f"<code>{escape(status)}</code>", shape, _prose(response["description"]))
     yield "</table></details>"
 
 

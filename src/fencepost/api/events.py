@@ -21,7 +21,7 @@ from fencepost.schemas.events import AFTER_NOW, EventData, EventOut, EventsOut
 async def page(call: RequestContext) -> Response:
     """Respond with the next events, as soon as there are any or when the wait is over."""
     wanted = _filter(call)
-    after = await _place(call, call.query.after)
+    after = await _start_place(call, call.query.after)
     try:
         found = await _read(call, after, wanted)
     except EventsExpired as error:
@@ -52,7 +52,7 @@ def _filter(call: RequestContext) -> EventFilter:
     )
 
 
-async def _place(call: RequestContext, text: str) -> Place:
+async def _start_place(call: RequestContext, text: str) -> Place:
     if not text:
         return BEGINNING
     if text == AFTER_NOW:

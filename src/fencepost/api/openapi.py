@@ -56,7 +56,7 @@ _IDEMPOTENCY = {
     "description": "Used as `requestId` if the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
-_ABOUT_A_TX = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
+_TX_OPERATIONS = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
 _SUCCESS = {200: "Success.", 202: "Accepted; the milestone or outcome is not reached yet."}
 _LINK_TO_TX = {"parameters": {"txId": "$response.body#/txId"}}
 
@@ -189,13 +189,13 @@ def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
             "description": _SUCCESS[status],
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name=answer.__name__)}}},
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
         }
-        for status, answer in operation.answers.items()
+        for status, type_ in operation.answers.items()
     }
     if operation.body is TxRequest:
-        for answer in responses.values():
-            answer["links"] = {name: _LINK_TO_TX | {"operationId": name} for name in _ABOUT_A_TX}
+        for response in responses.values():
+            response["links"] = {name: _LINK_TO_TX | {"operationId": name} for name in _TX_OPERATIONS}
     codes = [*_ALWAYS, *operation.problems]
     codes += _GUARDED if operation.scopes else ()
     codes += _WITH_BODY if operation.body is not None else ()

@@ -129,13 +129,13 @@ def decode_query(request: IncomingRequest, wanted: type[T]) -> T:
     """
     if request.scope["query_string"]:
         return _query(request.query_params, wanted)
-    is_empty: T | None = _NOTHING_ASKED.get(wanted)
-    if is_empty is None:
-        is_empty = _NOTHING_ASKED[wanted] = _query(QueryParams(), wanted)
-    return is_empty
+    empty: T | None = _EMPTY_QUERIES.get(wanted)
+    if empty is None:
+        empty = _EMPTY_QUERIES[wanted] = _query(QueryParams(), wanted)
+    return empty
 
 
-_NOTHING_ASKED: dict[Any, Any] = {}  # by the type of the query
+_EMPTY_QUERIES: dict[Any, Any] = {}  # by the type of the query
 
 
 def _query(query: QueryParams, wanted: type[T]) -> T:
@@ -194,7 +194,7 @@ def require_plain(text: str, field: str) -> str:
 
 
 def whole_number(text: str, *, maximum: int) -> int | None:
-    """Read digits from a path or a cursor; None for anything else, or a number above `most`.
+    """Read digits from a path or a cursor; None for anything else, or a number above `maximum`.
 
     The length is checked first: Python rejects the conversion of thousands of digits.
     """

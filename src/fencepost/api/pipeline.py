@@ -58,7 +58,7 @@ class RequestPipeline:
     async def __call__(self, request: IncomingRequest) -> EncodedResponse:
         try:
             if not self._operation.bounds_itself:
-                return await self._deadline.run(self._answer(request))
+                return await self._deadline.run(self._respond(request))
             call = await self._deadline.run(self._build_context(request))
             return encode_response(await self._operation.handler(call))
         except ClientDisconnected:
@@ -68,7 +68,7 @@ class RequestPipeline:
                 return encode_response(self._operation.present_error(error, self._services))
             return error_response(error, self._services)
 
-    async def _answer(self, request: IncomingRequest) -> EncodedResponse:
+    async def _respond(self, request: IncomingRequest) -> EncodedResponse:
         return encode_response(await self._operation.handler(await self._build_context(request)))
 
     async def _build_context(self, request: IncomingRequest) -> RequestContext:

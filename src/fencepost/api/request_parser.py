@@ -145,7 +145,7 @@ def _data(call: RequestContext, payload: Payload) -> bytes:
 
 
 def has_arguments(payload: Payload) -> bool:
-    """Tell whether the calldata has to be encoded from a method or a constructor, and arguments."""
+    """Return whether the calldata has to be encoded from a method or a constructor, and arguments."""
     return payload.method is not None or payload.abi is not None or payload.args is not None
 
 
@@ -178,26 +178,26 @@ async def encode_batch(
 def _with_calldata_each(
     call: RequestContext, batch: Sequence[TxRequest | ApiError]
 ) -> list[TxRequest | ApiError]:
-    left = MAX_BATCH_ARG_VALUES
+    remaining = MAX_BATCH_ARG_VALUES
     done: list[TxRequest | ApiError] = []
     for tx_request in batch:
         if isinstance(tx_request, ApiError) or not has_arguments(tx_request.payload):
             done.append(tx_request)
             continue
         try:
-            left = _left_after(left, tx_request.payload)
+            remaining = _remaining_after(remaining, tx_request.payload)
             done.append(_with_calldata(call, tx_request))
         except Exception as error:  # noqa: BLE001 - it fails one item only; unexpected errors are logged with an id
             done.append(expected_problem(error) or unexpected_problem(error))
     return done
 
 
-def _left_after(left: int, payload: Payload) -> int:
-    left -= count_arguments(payload)
-    if left < 0:
+def _remaining_after(remaining: int, payload: Payload) -> int:
+    remaining -= count_arguments(payload)
+    if remaining < 0:
         detail = f"payload.args: the batch has more than {MAX_BATCH_ARG_VALUES} values in args"
         raise ApiError("body_too_large", detail, field="payload.args")
-    return left
+    return remaining
 
 
 def _with_calldata(call: RequestContext, tx_request: TxRequest) -> TxRequest:

@@ -36,14 +36,14 @@ async def existing(call: RequestContext) -> SignerView:
     """
     signer = call.signer(call.path_text("address"), call.query.chain_id, "address")
     if not call.caller.may_use(signer.address):
-        raise _none(signer)
+        raise _not_found(signer)
     view = await call.services.reader.signer(signer)
     if view.lease is None and view.next_nonce is None and signer.address not in call.services.addresses():
-        raise _none(signer)
+        raise _not_found(signer)
     return view
 
 
-def _none(signer: Signer) -> ApiError:
+def _not_found(signer: Signer) -> ApiError:
     return ApiError(
         "signer_not_found",
         f"{signer.address} has no key here and no transactions on chain {signer.chain_id}",

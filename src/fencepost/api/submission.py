@@ -119,8 +119,8 @@ async def submit_batch(call: RequestContext) -> Response:
     if valid:
         accepted = await _store(call, [request for _, request in valid], admissions)
         known = await _known_txs(call, accepted)
-        for (index, request), answer in zip(valid, accepted, strict=True):
-            results[index] = _result(request, answer, known)
+        for (index, request), outcome in zip(valid, accepted, strict=True):
+            results[index] = _result(request, outcome, known)
     return Response(BatchOut(results=[result for result in results if result is not None]))
 
 
@@ -157,11 +157,11 @@ async def _for_this_node(
             by_owner[owner].append((index, request))
 
     async def forward_to(owner: str, forwarded: Sequence[tuple[int, Request]]) -> None:
-        answers = await forward_batch(
+        forwarded_results = await forward_batch(
             call, owner, [(request.signer, bytes(raw[index])) for index, request in forwarded]
         )
-        for (index, _), answer in zip(forwarded, answers, strict=True):
-            results[index] = answer
+        for (index, _), result in zip(forwarded, forwarded_results, strict=True):
+            results[index] = result
 
     await asyncio.gather(*(forward_to(owner, forwarded) for owner, forwarded in by_owner.items()))
     return [(index, request) for index, request in valid if owners[request.signer] is None]
@@ -193,9 +193,9 @@ async def _store_and_settle(
         for request, admission in zip(requests, admissions, strict=True):
             await spending.release_unstored(request, admission)
         raise
-    for request, admission, answer in zip(requests, admissions, accepted, strict=True):
+    for request, admission, outcome in zip(requests, admissions, accepted, strict=True):
         if admission.tx_id is not None:
-            await spending.settle(request, admission, answer)
+            await spending.settle(request, admission, outcome)
     return accepted
 
 
@@ -251,7 +251,7 @@ def _new_tx_out(request: Request, tx_id: str) -> TxOut:
 
 
 async def _known_txs(call: RequestContext, accepted: Sequence[Accepted]) -> dict[UUID, TxOut]:
-    tx_ids = [answer.tx_id for answer in accepted if answer.outcome is AcceptOutcome.KNOWN]
+    tx_ids = [one.tx_id for one in accepted if one.outcome is AcceptOutcome.KNOWN]
     views = await call.services.reader.get_many(tx_ids) if tx_ids else []
     return {view.tx_id: present_tx(call, view, frozenset()) for view in views}
 

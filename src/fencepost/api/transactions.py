@@ -127,7 +127,7 @@ def _tx_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise _no_cursor() from None
+        raise _invalid_cursor() from None
 
 
 def _parse_cursor(text: str) -> CompletionCursor:
@@ -139,15 +139,15 @@ def _parse_cursor(text: str) -> CompletionCursor:
                 _parse_number(row, maximum=_MAX_BIGINT),
             )
         case _:
-            raise _no_cursor()
+            raise _invalid_cursor()
 
 
 def _parse_number(text: str, *, maximum: int) -> int:
     number = whole_number(text, maximum=maximum)
     if number is None:
-        raise _no_cursor()
+        raise _invalid_cursor()
     return number
 
 
-def _no_cursor() -> ApiError:
+def _invalid_cursor() -> ApiError:
     return ApiError("cursor_invalid", "the cursor was not issued by this API", field="cursor")

@@ -75,10 +75,10 @@ class _RpcEndpoint:
         call.authenticator.charge(call.caller, len(calls))
         context = self._context(call)
         with call.authenticator.waiting(call.caller, sum(map(_is_send, calls))):
-            answers = await self._answers(context, calls, is_batch=is_batch)
-        if not answers:  # the request had only notifications
+            responses = await self._responses(context, calls, is_batch=is_batch)
+        if not responses:  # the request had only notifications
             return Response(msgspec.Raw(), status=204, media_type=None)
-        return _json(answers if is_batch else answers[0])
+        return _json(responses if is_batch else responses[0])
 
     def _context(self, call: RequestContext) -> RpcRequestContext:
         headers = call.request.headers
@@ -93,7 +93,7 @@ class _RpcEndpoint:
             idempotency_key=headers.get("idempotency-key"),
         )
 
-    async def _answers(
+    async def _responses(
         self, context: RpcRequestContext, calls: Sequence[RpcCall | BadCall], *, is_batch: bool
     ) -> list[dict[str, Any]]:
         submitted = {
@@ -118,8 +118,8 @@ class _RpcEndpoint:
 
         outcomes = await context.call.cancel_on_disconnect(run_all())
         return [
-            {"jsonrpc": "2.0", "id": call.id, **answer}
-            for call, answer in zip(calls, outcomes, strict=True)
+            {"jsonrpc": "2.0", "id": call.id, **outcome}
+            for call, outcome in zip(calls, outcomes, strict=True)
             if call.id is not msgspec.UNSET
         ]
 

@@ -79,7 +79,7 @@ async def transaction_count(context: RpcRequestContext, params: list[Any]) -> An
             next_nonce = await context.call.services.chains[context.chain_id].nonce(signer.address, "pending")
         count = hex(next_nonce + view.queued)
     else:
-        count = await context.ask("eth_getTransactionCount", params, str)
+        count = await context.fetch("eth_getTransactionCount", params, str)
     if isinstance(count, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", count):
         context.nonce_hints.add(context.caller_id, signer, int(count, 16))
     return count

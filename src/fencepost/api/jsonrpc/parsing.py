@@ -93,7 +93,7 @@ class RpcRequestContext:
         self.size.take(len(bytes(raw)))
         return raw
 
-    async def ask(self, method: str, params: list[Any], wanted: type[T]) -> T:
+    async def fetch(self, method: str, params: list[Any], wanted: type[T]) -> T:
         """Return the endpoint's result, decoded as the wanted type."""
         raw = await self.call_endpoint(method, params)
         try:

@@ -76,7 +76,7 @@ class SubmittedTx:
 
 
 async def submit_call(context: RpcRequestContext, params: list[Any], *, index: int | None) -> SubmittedTx:
-    """Store the request or raise. `place` is the index in the batch; it makes the idempotency key unique per call."""
+    """Store the request or raise. `index` is the position in the batch; it makes the idempotency key unique per call."""
     call = context.call
     call.caller.require(Scope.TX_WRITE)
     if len(params) != 1:
