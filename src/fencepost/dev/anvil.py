@@ -190,7 +190,7 @@ async def anvil_node(
 ) -> AsyncIterator[AnvilNode]:
     """Run an Anvil node. `block_time_s` 0 mines each transaction at once; with a `state_file` the chain outlives the node.
 
-    Who joins a running node gets it as it was started; only another chain id is an error.
+    A program that joins a running node gets it as it was started; only another chain id is an error.
     """
     options = ["--chain-id", str(chain_id), "--accounts", str(accounts)]
     if block_time_s > 0:
@@ -242,7 +242,7 @@ class _Recipe:
         command += ["--prune-history", str(_STATES_KEPT), "--quiet"]
         if self._state_file is not None:
             make_folder(self._state_file.parent, mode=0o700)
-            await asyncio.to_thread(_keep_one_first_block, self._state_file)
+            await asyncio.to_thread(_keep_one_genesis_block, self._state_file)
             command += ["--state", str(self._state_file), "--state-interval", str(_STATE_INTERVAL_S)]
         return Launch(command=command, facts={"port": port, "chain_id": self._chain_id})
 
@@ -278,7 +278,7 @@ class _StoredBlock(msgspec.Struct):
     header: _StoredHeader
 
 
-def _keep_one_first_block(state_file: Path) -> None:
+def _keep_one_genesis_block(state_file: Path) -> None:
     """Remove the first blocks that later starts of Anvil have added to its state.
 
     Each start makes a first block of its own before it loads the state, and saves both; with several of them in the

@@ -1,4 +1,4 @@
-"""Events: what happened to transactions and signers, in one order that never skips an entry.
+"""Read what happened to transactions and signers, in one order that never skips an entry.
 
 `log` defines the port that reads the journal, `types` maps journal entries to events, `reader` filters them for a caller
 and waits for new ones, `retention` removes old ones.

@@ -1,4 +1,4 @@
-"""In-memory stand-ins for PostgreSQL and the chain, for tests of code that uses Fencepost."""
+"""Provide in-memory stand-ins for PostgreSQL and the chain, for tests of code that uses Fencepost."""
 
 from fencepost.testing.chain import TRANSFER_GAS, DecodedTx, InMemoryChain, LostResponse
 from fencepost.testing.database import InMemoryDatabase

@@ -1,4 +1,4 @@
-"""An in-memory chain behind the `Chain` port.
+"""Implement the `Chain` port in memory.
 
 It follows geth's pool rules: one transaction per nonce, gaps allowed, a replacement must pay at least 10 % more in both
 prices, no nonce below the account's. Blocks are mined only by `mine()` and `reorg()`. Transfers do not change balances.

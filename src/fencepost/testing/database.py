@@ -1,4 +1,4 @@
-"""The rows of the in-memory ledger, and what a restart, a fail-over or a restore does to them.
+"""Hold the rows of the in-memory ledger, and define what a restart, a fail-over or a restore does to them.
 
 A copy of the rows is what a replica has received. After a fail-over the replica continues under a new timeline, and its
 tokens are larger than all tokens before.

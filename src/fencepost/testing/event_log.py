@@ -1,4 +1,4 @@
-"""The event log over the rows of the in-memory ledger."""
+"""Implement the event log over the rows of the in-memory ledger."""
 
 from __future__ import annotations
 

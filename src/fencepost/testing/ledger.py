@@ -1,4 +1,4 @@
-"""An in-memory ledger: one `InMemoryLedger` per node, all over one `InMemoryDatabase`.
+"""Implement the `Ledger` port in memory: one `InMemoryLedger` per node, all over one `InMemoryDatabase`.
 
 It enforces what PostgreSQL enforces: unique request ids, nonces and hashes, legal state transitions, row constraints, the
 fencing token in every write, and atomic writes. The database has its own clock; a node may have another, so times are

@@ -240,7 +240,7 @@ class Endpoints:
         race = Race(
             endpoints,
             lambda endpoint, nth: call(endpoint, endpoint.timeout_s(_TIMEOUT_MULTIPLES[min(nth, last)])),
-            hedge_places=[endpoint for endpoint in hedged if endpoint.wrong_since_s is None],
+            hedge_targets=[endpoint for endpoint in hedged if endpoint.wrong_since_s is None],
             hedge_after_s=Endpoint.hedge_delay_s,
             grant=self._grant_hedge,
         )

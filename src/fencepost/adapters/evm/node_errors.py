@@ -23,7 +23,7 @@ from fencepost.domain.send_result import SendCategory, SendResult
 Row = tuple[SendCategory, re.Pattern[str]]
 
 MAX_MESSAGE_CHARS: Final = 300
-# Nodes echo calldata and gateways send whole pages; a verdict never stands further in than this.
+# Endpoints echo calldata, and gateways send whole pages; the reason is always within this many characters.
 _MAX_READ_CHARS: Final = 4096
 _MAX_NONCE: Final = 2**64 - 1
 _BUSY_HTTP_STATUSES: Final = frozenset({408, 429, 502, 503})
@@ -35,7 +35,7 @@ def _rows(category: SendCategory, *patterns: str) -> tuple[Row, ...]:
     return tuple((category, re.compile(pattern, re.IGNORECASE)) for pattern in patterns)
 
 
-# Refusals that no retry mends, because they are about the gas limit or the size of these very bytes. By client, as found
+# Rejections that no retry resolves, because they concern the gas limit or the size of these bytes. By client, as found
 # in the sources of geth, reth, op-reth, revm (Anvil), Nethermind, Erigon, Besu, Linea, Scroll, Hardhat, Ganache, OpenEthereum.
 _GAS_REFUSALS: Final = (
     r"intrinsic ?gas too ?(?:low|high)",
@@ -72,8 +72,8 @@ _SIZE_REFUSALS: Final = (
 )
 
 TABLE: Final[tuple[Row, ...]] = (
-    # Strangers write what follows these two, so they stand first. Hardhat mines what reverts and complains all the
-    # same: the transaction is out.
+    # A contract chooses the text after these two, so they come first. Hardhat mines a transaction that reverts and
+    # returns an error all the same: the transaction was sent.
     *_rows(SendCategory.UNKNOWN, r"VM Exception while processing transaction"),
     *_rows(SendCategory.FATAL, r"execution reverted"),
     *_rows(
@@ -93,7 +93,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"\balready (?:been )?mined\b",
         r"\b(?:was|is|has been) mined\b",
     ),
-    # Before the nonce rows: "gapped-nonce" is not a gap we made.
+    # Before the nonce rows: "gapped-nonce" is not a nonce gap of the signer.
     *_rows(
         SendCategory.DELEGATED_LIMIT,
         r"in-flight transaction limit reached for delegated accounts",
@@ -120,7 +120,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"(?:unsupported|invalid|unknown) (?:transaction|tx) type",
         r"InvalidTxType|UnsupportedTxType|TxTypeNotSupported",
         r"transaction type \w+ is invalid, accepted transaction types are",
-        r"rlp: expected (?:input )?list for types",  # a node that knows no envelopes at all
+        r"rlp: expected (?:input )?list for types",  # a node without typed transactions
         r"typed transactions? (?:is |are )?not (?:supported|allowed|enabled)",
     ),
     # Before "too low" and "underpriced": these speak of another transaction at the same nonce.
@@ -161,7 +161,7 @@ TABLE: Final[tuple[Row, ...]] = (
         r"exceeds the configured cap",
         r"transaction fee cap exceeded",
     ),
-    # Before the prices: a tip above the fee cap is our mistake, and no new quote mends it.
+    # Before the prices: a tip above the fee cap is an error of Fencepost, and no new quote resolves it.
     *_rows(
         SendCategory.FATAL,
         r"tip (?:is )?(?:above|higher than) (?:the )?fee cap",
@@ -248,11 +248,11 @@ TABLE: Final[tuple[Row, ...]] = (
         r"too many requests",
         r"\brate[- ]?limit",
         r"\bHTTP (?:408|429|502|503)\b",
-        r"^internal (?:json-rpc |server )?error\.?$",  # and not a word about the transaction: ask another node
+        r"^internal (?:json-rpc |server )?error\.?$",  # says nothing about the transaction: ask another endpoint
     ),
 )
 
-# Where the chain stands, in the words of geth and reth, geth's executor, hardhat, nethermind, zkSync, besu, cosmos.
+# The chain's nonce, as reported by geth and reth, geth's executor, hardhat, nethermind, zkSync, besu, cosmos.
 _CHAIN_NONCE: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -267,7 +267,7 @@ _CHAIN_NONCE: Final = tuple(
         r"account has nonce of: (\d{1,20})",
     )
 )
-# Both numbers, where a text that fits either case tells them: "expected 5, got 7" is a nonce that is too high.
+# Both numbers, if a text that is used for both cases contains them: "expected 5, got 7" is a nonce that is too high.
 _NONCE_EXPECTED_AND_GOT: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

@@ -1,9 +1,9 @@
 """Recover the sender of a raw transaction of any type.
 
-`decode_signed` reads the kinds that we send, and reads them whole. Here only the sender matters, and of strangers'
-transactions too: those from before EIP-155, with blobs (type 3) and with delegations (type 4). All typed ones end with
-parity, r and s, and what was signed is the type and the list of everything before. A transaction that can't be read so far
-raises `ValueError`: its sender is unknown.
+`decode_signed` decodes all fields of the types that Fencepost sends. This module recovers only the sender, also of other
+types: from before EIP-155, with blobs (type 3) and with delegations (type 4). All typed transactions end with parity, r and
+s, and the signature covers the type and the list of the fields before them. A transaction that can't be decoded raises
+`ValueError`.
 """
 
 from __future__ import annotations

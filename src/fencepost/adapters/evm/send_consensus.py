@@ -1,9 +1,9 @@
 """Merge the responses of several endpoints to the same bytes into one verdict.
 
-The rule: what says that the transaction is out beats what says that it may be out; that beats every refusal, because
-acting on a refusal while other nodes spread the bytes is how a request is mined twice. Among refusals the one with the
-mildest consequence wins: nothing fails a request unless every node that was asked agrees. An endpoint that keeps failing
-doesn't hide the others' refusals for long, since it is left out while it rests.
+A response that shows that the transaction was sent has precedence over one that leaves it open, and both have precedence
+over every rejection: acting on a rejection while other endpoints spread the bytes could get a request mined twice. Among
+rejections the one with the mildest consequence wins: a request fails only if every endpoint that was called agrees. An
+endpoint that keeps failing does not hide the rejections of the others for long, because it is not called while it backs off.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from fencepost.domain.send_result import SendCategory, SendResult
 
 # Strongest first, each with its reason.
 PRECEDENCE: Final[tuple[tuple[SendCategory, str], ...]] = (
-    (SendCategory.ACCEPTED, "a node took it under our hash: it is out"),
-    (SendCategory.ALREADY_KNOWN, "a node has it in its pool: it is out"),
-    (SendCategory.ALREADY_MINED, "a node has it in a block: the receipt will tell"),
+    (SendCategory.ACCEPTED, "an endpoint accepted it under its hash: it was sent"),
+    (SendCategory.ALREADY_KNOWN, "an endpoint has it in its pool: it was sent"),
+    (SendCategory.ALREADY_MINED, "an endpoint has it in a block: the receipt decides"),
     (
         SendCategory.NONCE_TOO_LOW,
         "the nonce is consumed, perhaps by these bytes: fetch the receipts of all attempts",
     ),
     (SendCategory.UNKNOWN, "it may have been sent: keep the nonce, fetch the receipt, send the same bytes"),
-    (SendCategory.NODE_NOT_READY, "probably not out, but a gateway's 502 proves nothing"),
-    (SendCategory.FEE_CAP_EXCEEDED, "this node's own limit: another one may have taken it before"),
+    (SendCategory.NODE_NOT_READY, "probably not sent, but a gateway's 502 proves nothing"),
+    (SendCategory.FEE_CAP_EXCEEDED, "this endpoint's own limit: another endpoint may have accepted it"),
     (
         SendCategory.REPLACEMENT_UNDERPRICED,
         "a pool holds another transaction at this nonce, ours or foreign",
     ),
     (SendCategory.TYPE_CONFLICT, "a pool holds the account for another transaction type"),
-    (SendCategory.DELEGATED_LIMIT, "a narrower window mends it"),
-    (SendCategory.UNDERPRICED, "a new quote at the same nonce mends it"),
-    (SendCategory.TYPE_NOT_SUPPORTED, "the same transaction as type 0 mends it"),
+    (SendCategory.DELEGATED_LIMIT, "a smaller window resolves it"),
+    (SendCategory.UNDERPRICED, "a new quote at the same nonce resolves it"),
+    (SendCategory.TYPE_NOT_SUPPORTED, "the same transaction as type 0 resolves it"),
     (SendCategory.INSUFFICIENT_FUNDS, "a higher balance resolves it; the lane continues by itself"),
-    (SendCategory.POOL_FULL, "waiting mends it"),
+    (SendCategory.POOL_FULL, "waiting resolves it"),
     (
         SendCategory.NONCE_TOO_HIGH,
-        "lower nonces first; or just a node that is behind, so a better reason goes first",
+        "lower nonces are missing, or the endpoint lags, so every more specific reason has precedence",
     ),
-    (SendCategory.TERMINALLY_STUCK, "the request is replaced by a filler: only if no node says less"),
-    (SendCategory.FATAL, "the request fails: only if every node says so"),
+    (
+        SendCategory.TERMINALLY_STUCK,
+        "the request is replaced by a filler: only if no endpoint gives a milder reason",
+    ),
+    (SendCategory.FATAL, "the request fails: only if every endpoint says so"),
 )
 _RANK: Final = {category: rank for rank, (category, _) in enumerate(PRECEDENCE)}
 

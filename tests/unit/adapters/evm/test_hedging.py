@@ -46,13 +46,13 @@ class Script:
             self.running -= 1
 
     def race(
-        self, *, hedge_places: str | None = None, grant: Callable[[str], bool] = lambda _: True
+        self, *, hedge_targets: str | None = None, grant: Callable[[str], bool] = lambda _: True
     ) -> Race[str, str]:
         places = list(self._tries)
         return Race(
             places,
             self.ask,
-            hedge_places=places if hedge_places is None else list(hedge_places),
+            hedge_targets=places if hedge_targets is None else list(hedge_targets),
             hedge_after_s=lambda _: 0.001,
             grant=grant,
         )
@@ -130,7 +130,7 @@ async def test_an_overdue_place_is_tried_again_and_a_failed_one_is_not() -> None
 
 async def test_a_hedge_goes_to_no_place_that_is_not_fit_for_it() -> None:
     script = Script(a=[hangs, partial(answers, "a")], b=[partial(answers, "b")])
-    assert await script.race(hedge_places="a").run() == "a"
+    assert await script.race(hedge_targets="a").run() == "a"
     assert script.started == ["a", "a"]
 
 
