@@ -91,7 +91,7 @@ def render_page(report: Report) -> str:
     parts = [
         _HEAD,
         "## What was measured\n",
-        f"64 callers, one nonce a call; {where}.\n",
+        f"64 callers, one nonce per call; {where}.\n",
         _table(("scheme", "one hot signer, /s", "p50 / p99 ms", "100 signers, /s", "p50 / p99 ms"), rates),
         _EQUAL_LOAD,
         "Ratios: " + ", ".join(f"{name} {value:g}" for name, value in report.ratios.items()) + ".\n",

@@ -120,4 +120,4 @@ async def test_a_full_queue_rejects_requests_until_it_has_drained(
             return True
 
         await eventually(is_taken_later)
-        assert "fencepost_intake_refused_total" in fencepost.running.observer.metrics.render().decode()
+        assert "fencepost_admission_rejected_total" in fencepost.running.observer.metrics.render().decode()

@@ -272,10 +272,10 @@ def _signers() -> list[Operation]:
 
 
 _SIGNER_COMMANDS = {
-    "pause": "Pause a signer: assign no new nonces. Transactions that have a nonce continue.",
+    "pause": "Pause a signer: allocate no new nonces. Transactions that have a nonce continue.",
     "resume": "Resume a paused signer.",
     "drain": "Pause a signer and wait until no transaction is in flight. The signer stays paused.",
-    "protect": "Set a signer to PROTECT: accept and send nothing until an operator decides.",
+    "protect": "Put a signer into PROTECT: accept and send nothing until an operator decides.",
     "unprotect": "End PROTECT, with a decision about the nonce and its reason.",
 }
 
@@ -352,14 +352,14 @@ def _nonces() -> list[Operation]:
             SubmittedIn,
         ),
         "used": ("Close the nonce as used. It is never allocated again.", UsedIn),
-        "recyclable": ("Return an unused nonce, so that it can be allocated again.", RecyclableIn),
+        "recyclable": ("Release an unused nonce, so that it can be allocated again.", RecyclableIn),
     }
     return [
         Operation(
             "POST",
             path,
             "allocateNonces",
-            "Allocate nonces of a signer whose transactions the caller sends. Returned nonces are allocated first.",
+            "Allocate nonces of a signer whose transactions the caller sends. Released nonces are allocated first.",
             nonces.allocate,
             {200: NoncesOut},
             "Nonces",

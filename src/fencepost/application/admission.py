@@ -1,4 +1,4 @@
-"""Bound how many requests may wait: beyond the bounds callers get `Overloaded`, before memory or the database fill up.
+"""Bound how many requests may wait (back-pressure): beyond the bounds callers get `Overloaded`, before memory or the database fill up.
 
 A sampler counts the queue in the database periodically (`apply_sample`); requests that this node stores in between are
 added. So a check needs no query, and the bounds may be exceeded by what all nodes accept in one sampling interval.

@@ -214,7 +214,7 @@ async def _bump(lane: Lane, tx: ManagedTx) -> tuple[TxChange | None, str]:
     except AtFeeCap as error:
         return None, str(error)
     change = lane.change(tx, partial(transaction_state.add_attempt, attempt=attempt, event="Bump"))
-    return change, f"attempt {attempt.number} pays {attempt.fees.fee_cap_wei} wei a gas"
+    return change, f"attempt {attempt.number} pays {attempt.fees.fee_cap_wei} wei per gas"
 
 
 # ---- the signer

@@ -132,7 +132,7 @@ class Metrics:
             "lane_lost": lambda _: self.lane_lost.inc(),
             "protect": lambda _: self.signer_protect.inc(),
             "stuck_hook_failed": lambda _: self.stuck_hook_failed.inc(),
-            "overloaded": lambda noted: self.intake_refused[noted["bound"],].inc(noted["count"]),
+            "overloaded": lambda noted: self.admission_rejected[noted["bound"],].inc(noted["count"]),
             "duplicate_node": lambda _: self.node_duplicate.inc(),
             "history_changed": lambda _: self.database_history_changed.inc(),
             "nonce_allocated": lambda noted: self.nonce_allocated[noted["scheme"],].inc(noted["count"]),
@@ -210,8 +210,8 @@ class Metrics:
         self.lane_lost = self._counter(
             "lane_lost_total", "Steps that failed, after which the lane was acquired again."
         )
-        self.intake_refused = self._counters(
-            "intake_refused_total", "Requests rejected by admission control, by bound.", "bound"
+        self.admission_rejected = self._counters(
+            "admission_rejected_total", "Requests rejected by admission control, by bound.", "bound"
         )
 
     def _external_metrics(self) -> None:

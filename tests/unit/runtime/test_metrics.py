@@ -1,4 +1,4 @@
-"""The metrics of a node, and that alerts and dashboard name only existing ones."""
+"""The metrics of a node, and that alerts, dashboard and documents name only existing ones."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_counters_count_events() -> None:
     )
     assert value(metrics, "fencepost_db_pool_connections", use="most") == 10
     assert value(metrics, "fencepost_worker_queue_depth") == 6
-    assert value(metrics, "fencepost_intake_refused_total", bound="all") == 3
+    assert value(metrics, "fencepost_admission_rejected_total", bound="all") == 3
 
 
 def test_a_stage_is_timed_from_the_previous_change_or_from_the_ledger() -> None:
@@ -303,6 +303,27 @@ def test_every_metric_in_alerts_and_dashboard_exists(path: str) -> None:
     named = {name for expression in expressions(ROOT / path) for name in named_in(expression)}
     assert len(named) >= 3
     assert named <= there, named - there
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def test_every_metric_in_the_documents_exists() -> None:
+    """A name that ends with an underscore stands for all metrics that begin with it, as in `fencepost_nonce_…`."""
+    there = set(families(exercised()))
+    named = {
+        name
+        for path in documents()
+        for name in re.findall(r"`(fencepost_[a-z_]+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) >= 3
+    unknown = {
+        name
+        for name in named
+        if not any(metric.startswith(name) if name.endswith("_") else metric == name for metric in there)
+    }
+    assert not unknown
 
 
 def test_the_scan_finds_a_metric_that_does_not_exist() -> None:
