@@ -79,7 +79,7 @@ async def rpc_lag(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
     return await _one_endpoint_fault(testbed, rng, "rpc_lag", faults)
 
 
-async def rpc_lie(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
+async def rpc_wrong_nonce(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
     """Let one endpoint report wrong nonces."""
     faults = RpcFaults(lie=rng.choice((-3, -1, 1, 2, 7, 100)))
     testbed.lie_is_due = True
@@ -87,7 +87,7 @@ async def rpc_lie(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
         await asyncio.sleep(_REST_S + HANG_S)
         if any(endpoint.faults != RpcFaults() for endpoint in testbed.endpoints):
             return None  # one of them still lags
-        return await _one_endpoint_fault(testbed, rng, "rpc_lie", faults)
+        return await _one_endpoint_fault(testbed, rng, "rpc_wrong_nonce", faults)
     finally:
         testbed.lie_is_due = False
 
@@ -233,9 +233,11 @@ async def add_foreign_tx(testbed: Testbed, victim: Address) -> None:
         testbed.foreign.add(signed.hash)
         if victim not in testbed.used_victims:
             testbed.used_victims.add(victim)
-            testbed.fault_events.append(FaultEvent(time.time(), "stranger", victim, detail=f"nonce {nonce}"))
+            testbed.fault_events.append(
+                FaultEvent(time.time(), "foreign_transaction", victim, detail=f"nonce {nonce}")
+            )
         try:
             await testbed.chain.call("eth_sendRawTransaction", [f"0x{signed.raw.hex()}"])
         except RpcError as error:
-            testbed.notes[f"stranger refused: {str(error)[:60]}"] += 1
+            testbed.notes[f"foreign transaction rejected: {str(error)[:60]}"] += 1
         await asyncio.sleep(_STRANGER_INTERVAL_S)

@@ -61,9 +61,9 @@ async def db_black_hole(testbed: Testbed, rng: random.Random) -> FaultEvent | No
     return await _proxy_fault(testbed, rng, "db_black_hole", "black_hole", least_s=0.1, most_s=longest_s)
 
 
-async def db_dropped_answer(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
+async def db_lost_response(testbed: Testbed, rng: random.Random) -> FaultEvent | None:
     """Drop the server's answers."""
-    return await _proxy_fault(testbed, rng, "db_dropped_answer", "drop_answers", least_s=0.02, most_s=0.5)
+    return await _proxy_fault(testbed, rng, "db_lost_response", "drop_answers", least_s=0.02, most_s=0.5)
 
 
 async def commit_held(testbed: Testbed, rng: random.Random) -> FaultEvent | None:

@@ -59,7 +59,7 @@ FAULT_STREAMS: dict[str, tuple[float, dict[Fault, int]]] = {
         {
             database.db_cut: 8,
             database.db_black_hole: 4,
-            database.db_dropped_answer: 12,
+            database.db_lost_response: 12,
             database.db_delay: 6,
             database.backend_terminated: 12,
             database.commit_held: 6,
@@ -69,7 +69,7 @@ FAULT_STREAMS: dict[str, tuple[float, dict[Fault, int]]] = {
         },
     ),
     "the server": (90.0, {database.db_restart: 1, database.db_promoted: 1}),
-    "answers": (2.5, {database.db_dropped_answer: 2, database.backend_terminated: 1}),
+    "answers": (2.5, {database.db_lost_response: 2, database.backend_terminated: 1}),
     "endpoints": (
         0.5,
         {
@@ -80,7 +80,7 @@ FAULT_STREAMS: dict[str, tuple[float, dict[Fault, int]]] = {
             chain.rpc_repointed: 3,
         },
     ),
-    "a lying endpoint": (20.0, {chain.rpc_lie: 1}),
+    "an endpoint with wrong nonces": (20.0, {chain.rpc_wrong_nonce: 1}),
     "chain": (
         1.5,
         {

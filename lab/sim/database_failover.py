@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RESTORED_IN_S: Final = 1.0
 _HIDE_BLOCKS: Final = frozenset(
-    {"endpoint_lags", "nonce_lags", "blocks_lag", "nonce_lies", "reorg", "fork_unwatched"}
+    {"endpoint_lags", "nonce_lags", "blocks_lag", "wrong_nonce", "reorg", "fork_unwatched"}
 )
 
 

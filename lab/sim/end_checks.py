@@ -206,7 +206,7 @@ def _blocks(world: World) -> Iterator[ChainBlock]:
             header.number,
             header.hash,
             tuple(
-                ChainTx(tx_hash, sender, nonce, effects.get(tx_hash, "a stranger's"))
+                ChainTx(tx_hash, sender, nonce, effects.get(tx_hash, "a foreign transaction"))
                 for tx_hash, sender, nonce in txs
             ),
         )

@@ -66,7 +66,7 @@ def _nonce_lags(world: World, fault: Fault) -> bool:
     return True
 
 
-def _nonce_lies(world: World, fault: Fault) -> bool:
+def _wrong_nonce(world: World, fault: Fault) -> bool:
     if fault.flavour == "high" and not world.plan.setup.strict and world.recorder.counts[fault.kind]:
         return False  # a node that compares two readings would believe two lies at the right moments
     by = fault.size if fault.flavour == "high" else -fault.size
@@ -118,7 +118,7 @@ def _read_refused(world: World, fault: Fault) -> bool:
     return False  # counted at each call that it affects
 
 
-def _asked(world: World, fault: Fault) -> bool:
+def _operator_command(world: World, fault: Fault) -> bool:
     world.job(_ask(world, fault))
     return False  # counted when the command is sent
 
@@ -228,7 +228,7 @@ def _fork(world: World, fault: Fault, depth: int) -> None:
                         world.chain.drop(tx_hash)
 
 
-def _stranger(world: World, fault: Fault) -> bool:
+def _foreign_transaction(world: World, fault: Fault) -> bool:
     """Add a foreign transaction after the pending ones, or in place of the next one."""
     signer = world.signers[fault.size % len(world.signers)]
     if fault.flavour == "instead":
@@ -253,7 +253,7 @@ async def _ask(world: World, fault: Fault) -> None:
         return
     tx_id = open_[fault.size % len(open_)]
     signer = world.database.txs[tx_id].signer
-    world.recorder.count_fault("asked", "operator", fault.flavour, fault.size)
+    world.recorder.count_fault("operator_command", "operator", fault.flavour, fault.size)
     if fault.flavour == "unprotect":
         await _decide(world, signer)
         return
@@ -351,7 +351,7 @@ _ACTIONS: Final = {
     "rpc_dead": _rpc_dead,
     "repointed": _repointed,
     "nonce_lags": _nonce_lags,
-    "nonce_lies": _nonce_lies,
+    "wrong_nonce": _wrong_nonce,
     "endpoint_lags": _somewhere,
     "blocks_lag": _somewhere,
     "receipts_withheld": _somewhere,
@@ -359,10 +359,10 @@ _ACTIONS: Final = {
     "fee_spike": _fee_spike,
     "reorg": _reorg,
     "fork_unwatched": _fork_unwatched,
-    "stranger": _stranger,
+    "foreign_transaction": _foreign_transaction,
     "no_blocks": _everywhere,
     "hints_lost": _everywhere,
-    "asked": _asked,
+    "operator_command": _operator_command,
     "stuck_hook": _stuck_hook,
     "signer_refuses": _signer_refuses,
     "read_refused": _read_refused,

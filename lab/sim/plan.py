@@ -108,7 +108,7 @@ AT_TIME: Final[Mapping[str, int]] = {
     "rpc_dead": 2,
     "repointed": 3,
     "nonce_lags": 2,
-    "nonce_lies": 4,
+    "wrong_nonce": 4,
     "endpoint_lags": 3,
     "blocks_lag": 3,
     "receipts_withheld": 2,
@@ -116,7 +116,7 @@ AT_TIME: Final[Mapping[str, int]] = {
     "fee_spike": 2,
     "reorg": 6,
     "fork_unwatched": 5,
-    "stranger": 1,
+    "foreign_transaction": 1,
     "clock_jump": 3,
     "restart": 3,
     "rolling_restart": 2,
@@ -126,7 +126,7 @@ AT_TIME: Final[Mapping[str, int]] = {
     "no_blocks": 2,
     "hints_lost": 2,
     "accept_answer_lost": 3,
-    "asked": 5,
+    "operator_command": 5,
 }
 # Faults of the caller's own code. They use a generator of their own, so that other plans stay the same.
 BY_CALLERS: Final = ("stuck_hook",)
@@ -152,11 +152,20 @@ THEMES: Final = (
         "evicted",
         "killed",
     ),
-    ("restored", "stranger", "killed", "reorg", "endpoint_lags", "blocks_lag", "no_blocks", "asked"),
+    (
+        "restored",
+        "foreign_transaction",
+        "killed",
+        "reorg",
+        "endpoint_lags",
+        "blocks_lag",
+        "no_blocks",
+        "operator_command",
+    ),
     ("fork_unwatched", "reorg", "killed", "blocks_lag", "endpoint_lags", "restart", "no_blocks"),
-    ("nonce_lies", "nonce_lags", "receipts_withheld", "stranger", "endpoint_lags", "repointed"),
+    ("wrong_nonce", "nonce_lags", "receipts_withheld", "foreign_transaction", "endpoint_lags", "repointed"),
     ("send_refused", "refused_but_taken", "rpc_answer_lost", "rpc_flaky", "rpc_dead", "evicted", "fee_spike"),
-    ("asked", "no_blocks", "killed", "accept_answer_lost", "stranger", "reorg"),
+    ("operator_command", "no_blocks", "killed", "accept_answer_lost", "foreign_transaction", "reorg"),
 )
 
 # Every second run of this theme loses commits in the worst way.
@@ -318,11 +327,13 @@ def _beside(seed: int, setup: Setup, faults: Sequence[Fault], length_s: float) -
     beside: list[Fault] = []
     if _chance(rng, 0.4):
         for fault in faults:
-            if fault.kind != "asked" and _chance(rng, 0.5):
+            if fault.kind != "operator_command" and _chance(rng, 0.5):
                 during_s = min(fault.at_s + rng.uniform(0.0, max(1.0, fault.length_s)), length_s)
                 command = rng.choice((*_COMMANDS, "withdraw"))
                 beside.append(
-                    Fault("asked", at_s=max(0.0, during_s), size=rng.randint(1, 12), flavour=command)
+                    Fault(
+                        "operator_command", at_s=max(0.0, during_s), size=rng.randint(1, 12), flavour=command
+                    )
                 )
     if _chance(rng, 0.2):
         at_s, number = rng.uniform(0.0, length_s / 2), rng.randint(1, 8)
@@ -378,7 +389,7 @@ def _while_commits_are_lost(rng: random.Random, seed: int) -> Plan:
     if _chance(rng, 0.5):
         commands = ("pause", "unpause", "cancel")
         faults += [
-            Fault("asked", at_s=at_s + 2.5 + 0.1 * n, size=n // 2, flavour=command)
+            Fault("operator_command", at_s=at_s + 2.5 + 0.1 * n, size=n // 2, flavour=command)
             for n, command in enumerate(commands)
         ]
         faults += [Fault("killed", at_s=at_s + 6.0, slot=slot, length_s=1.0) for slot in range(setup.nodes)]
@@ -477,7 +488,7 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
             flavour = rng.choice(("one", "one", "all"))
         case "nonce_lags" | "accept_answer_lost":
             size = rng.randint(1, 12)
-        case "nonce_lies":
+        case "wrong_nonce":
             size = rng.randint(1, 3)
             flavour = rng.choice(("low", "high", "high"))
         case "evicted" | "endpoint_lags" | "blocks_lag":
@@ -489,9 +500,9 @@ def _detailed(rng: random.Random, fault: Fault, setup: Setup) -> Fault:
                 rng.randint(rng.randint(1, setup.required + 1), setup.required + 2),
                 rng.choice(_REORGS),
             )
-        case "stranger":
+        case "foreign_transaction":
             size, flavour = rng.randrange(setup.signers), rng.choice(("next", "instead"))
-        case "asked":
+        case "operator_command":
             size, flavour = rng.randint(1, 12), rng.choice(_COMMANDS)
         case _:
             size, flavour = _endpoint_detail(rng, fault.kind)

@@ -260,7 +260,7 @@ class ChainPort:
 
     async def nonce(self, address: Address, tag: Any) -> int:
         found: int = await self._read("nonce", address, tag)
-        by = self._gate.condition("nonce_lies")
+        by = self._gate.condition("wrong_nonce")
         if by > 0 and Signer(self.chain_id, address) not in self._gate.recorder.database.cursors:
             return found  # a new sequence trusts the endpoint
         return max(0, found + by)

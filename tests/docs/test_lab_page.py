@@ -80,5 +80,5 @@ def test_every_chaos_fault_has_a_description() -> None:
         "rpc_hang": "rpc_time_out",
         "rpc_executed": "rpc_executed_then_error",
     }
-    acts = {"stranger", restore_phase.KIND, lost_commits_phase.KIND}
+    acts = {"foreign_transaction", restore_phase.KIND, lost_commits_phase.KIND}
     assert {other_names.get(name, name) for name in faults} | acts == set(KINDS)

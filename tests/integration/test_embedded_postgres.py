@@ -113,7 +113,7 @@ async def test_committed_rows_survive_a_stop_and_a_kill_of_every_process(data_di
         await query(pg, "INSERT INTO survivor VALUES (1)")
     async with embedded_postgres(data_dir) as pg:
         await query(pg, "INSERT INTO survivor VALUES (2)")
-        for pid in (pg.server.status.guardian_pid, pg.pid):
+        for pid in (pg.server.status.supervisor_pid, pg.pid):
             os.kill(pid, signal.SIGKILL)
         async with embedded_postgres(data_dir) as again:
             assert await query(again, "SELECT sum(n) FROM survivor") == 3

@@ -281,7 +281,7 @@ async def test_the_next_user_stops_an_orphaned_server(tmp_path: Path) -> None:
     script = Script(tmp_path, forget_parent + UP + "time.sleep(60)")
     async with shared_server(tmp_path, script) as server:
         orphan = server.status
-        os.kill(orphan.guardian_pid, signal.SIGKILL)
+        os.kill(orphan.supervisor_pid, signal.SIGKILL)
     assert alive(orphan.server_pid)
     async with shared_server(tmp_path, script) as server:
         assert not alive(orphan.server_pid)
@@ -294,7 +294,7 @@ async def test_supervisor_and_server_do_not_inherit_our_environment(
 ) -> None:
     monkeypatch.setenv("FENCEPOST_KEY_SECRET", "0x" + "46" * 32)
     async with shared_server(tmp_path, Script(tmp_path, UP + "time.sleep(60)")) as server:
-        for pid in (server.status.guardian_pid, server.status.server_pid):
+        for pid in (server.status.supervisor_pid, server.status.server_pid):
             environ = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
             assert environ
             assert b"FENCEPOST" not in environ
@@ -303,8 +303,8 @@ async def test_supervisor_and_server_do_not_inherit_our_environment(
 async def test_a_supervisor_that_gets_sigterm_stops_the_server(tmp_path: Path) -> None:
     async with shared_server(tmp_path, Script(tmp_path, UP + "time.sleep(60)")) as server:
         status = server.status
-        os.kill(status.guardian_pid, signal.SIGTERM)
-        await asyncio.to_thread(gone_within_s, tmp_path, status.server_pid, status.guardian_pid)
+        os.kill(status.supervisor_pid, signal.SIGTERM)
+        await asyncio.to_thread(gone_within_s, tmp_path, status.server_pid, status.supervisor_pid)
 
 
 def log_bytes(path: Path) -> int:
@@ -332,7 +332,7 @@ async def test_a_restart_keeps_the_port_and_changes_the_pid(tmp_path: Path) -> N
         before = server.status
         await server.restart("SIGKILL")
         after = server.status
-        assert (after.facts, after.guardian_pid) == (before.facts, before.guardian_pid)
+        assert (after.facts, after.supervisor_pid) == (before.facts, before.supervisor_pid)
         assert after.server_pid != before.server_pid
         assert not alive(before.server_pid)
 

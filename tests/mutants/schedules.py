@@ -184,16 +184,18 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     "forks with other blocks": _plan(
         *_often("reorg", every_s=2.7, times=12, size=3, flavour="included"), required=3
     ),
-    "a stranger waits in the pool": _plan(Fault("stranger", at_s=3.9, flavour="instead"), variants=3),
+    "a stranger waits in the pool": _plan(
+        Fault("foreign_transaction", at_s=3.9, flavour="instead"), variants=3
+    ),
     "a stranger, strictly": _plan(
-        *_often("stranger", every_s=4.1, times=3, flavour="next"), strict=True, required=0
+        *_often("foreign_transaction", every_s=4.1, times=3, flavour="next"), strict=True, required=0
     ),
     "nodes refuse for good": _plan(
         *(f for nth in (1, 2, 3) for f in _both("send_refused", "send", nth, flavour="fatal"))
     ),
     "people protect": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),
-        *(Fault("asked", at_s=at_s, size=1, flavour="protect") for at_s in (4.0, 9.0)),
+        *(Fault("operator_command", at_s=at_s, size=1, flavour="protect") for at_s in (4.0, 9.0)),
     ),
     "clocks jump": _plan(
         *(
@@ -282,8 +284,8 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
         for lost_s in (1.7, 2.5)
         for asked_s, dead_s in ((1.5, 3.0), (1.5, 8.0), (2.5, 5.0), (3.5, 6.0))
         for plan in _lowest_forgotten(
-            Fault("asked", at_s=at_s + asked_s, flavour="pause"),
-            Fault("asked", at_s=at_s + asked_s + 0.1, flavour="unpause"),
+            Fault("operator_command", at_s=at_s + asked_s, flavour="pause"),
+            Fault("operator_command", at_s=at_s + asked_s + 0.1, flavour="unpause"),
             *(Fault("killed", at_s=at_s + dead_s, slot=slot, length_s=1.0) for slot in (0, 1)),
             at_s=at_s,
             lost_s=lost_s,
@@ -316,9 +318,9 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
             Fault("no_blocks", at_s=at_s - lost_s, length_s=lost_s + 9.0),
             Fault("fail_over", at_s=at_s, length_s=lost_s),
             *(Fault("evicted", at_s=at_s + 0.1 * n, size=n) for n in range(3)),
-            Fault("asked", at_s=at_s + 2.5, flavour="pause"),
-            Fault("asked", at_s=at_s + 2.6, flavour="unpause"),
-            Fault("asked", at_s=at_s + 2.7, size=1, flavour="cancel"),
+            Fault("operator_command", at_s=at_s + 2.5, flavour="pause"),
+            Fault("operator_command", at_s=at_s + 2.6, flavour="unpause"),
+            Fault("operator_command", at_s=at_s + 2.7, size=1, flavour="cancel"),
             *(Fault("killed", at_s=at_s + 6.0, slot=slot, length_s=1.0) for slot in (0, 1)),
             requests=16,
             every_s=0.8,
@@ -359,7 +361,7 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     "one node lies for a moment": tuple(
         plan
         for at_s in (11.0, 13.0, 15.0)
-        for plan in _plan(Fault("nonce_lies", at_s=at_s, length_s=3.0, size=3, flavour="high"), requests=12)
+        for plan in _plan(Fault("wrong_nonce", at_s=at_s, length_s=3.0, size=3, flavour="high"), requests=12)
     ),
     "hints get lost": _plan(Fault("hints_lost", at_s=0.2, length_s=30.0)),
     "a hint gets lost now and then": _plan(
@@ -384,11 +386,14 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     ),
     "people cancel": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),
-        *(Fault("asked", at_s=9.0 + number, size=number, flavour="cancel") for number in (1, 2, 3)),
+        *(
+            Fault("operator_command", at_s=9.0 + number, size=number, flavour="cancel")
+            for number in (1, 2, 3)
+        ),
     ),
     "people protect, and owners die": _plan(
         Fault("no_blocks", at_s=1.0, length_s=20.0),
-        Fault("asked", at_s=7.0, size=1, flavour="protect"),
+        Fault("operator_command", at_s=7.0, size=1, flavour="protect"),
         *(Fault("killed", at_s=12.0, slot=slot, length_s=1.0) for slot in (0, 1)),
     ),
     "refusals come with an alarm": _plan(

@@ -32,6 +32,7 @@ from fencepost.dev.supervisor import (
     START_LOCK,
     STATUS_FILE,
     SUPERVISOR_LOCK,
+    SUPERVISOR_PID_KEY,
     USERS_LOCK,
     try_lock,
 )
@@ -55,7 +56,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    guardian_pid: int
+    supervisor_pid: int
     server_pid: int
     starts: int
     facts: Mapping[str, Any]
@@ -258,9 +259,10 @@ def _supervisor_runs(folder: Path) -> bool:
 
 def _read_status(folder: Path) -> Status | None:
     try:
-        return Status(**json.loads((folder / STATUS_FILE).read_text(encoding="utf-8")))
+        stored = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return Status(supervisor_pid=stored.pop(SUPERVISOR_PID_KEY), **stored)
 
 
 def _log_tail(folder: Path) -> str:

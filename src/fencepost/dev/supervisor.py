@@ -7,7 +7,8 @@ All files are in the server's folder:
     start.lock     exclusive: a process that checks whether the server runs, and starts or restarts it
     users.lock     shared: every user of the server. The supervisor tries to lock it exclusively; when it succeeds, there
                    are no users, and it keeps the lock while it stops the server, so that a new user waits
-    guardian.lock  exclusive: the supervisor, as long as it lives
+    guardian.lock  exclusive: the supervisor, as long as it lives. Version 0.1.0 uses this name and the key `guardian_pid`
+                   in server.json: both stay, so that two versions see each other's servers in one folder
     server.lock    exclusive: supervisor and server together (the server inherits it), so that a server whose supervisor
                    was killed outright is still seen
     server.json    pids and facts of what runs; valid only while guardian.lock is held
@@ -33,7 +34,8 @@ from typing import Any, TypedDict
 
 START_LOCK = "start.lock"
 USERS_LOCK = "users.lock"
-SUPERVISOR_LOCK = "guardian.lock"  # the name that earlier versions use, too
+SUPERVISOR_LOCK = "guardian.lock"
+SUPERVISOR_PID_KEY = "guardian_pid"
 SERVER_LOCK = "server.lock"
 STATUS_FILE = "server.json"
 LOG_FILE = "server.log"
@@ -113,7 +115,7 @@ class Supervisor:
             STATUS_FILE,
             json.dumps(
                 {
-                    "guardian_pid": os.getpid(),
+                    SUPERVISOR_PID_KEY: os.getpid(),
                     "server_pid": child.pid,
                     "starts": self._starts,
                     "facts": self._spec["facts"],
