@@ -90,9 +90,9 @@ MUTANTS = [
     Mutant("CONFIRMED with the first block", chain_flaws.no_depth, "nothing goes wrong, strictly"),
     Mutant("what has ended is never looked at again", chain_flaws.ended_is_ended, "deep forks"),
     Mutant(
-        "a stranger at our nonce is overlooked",
+        "a foreign transaction at our nonce is overlooked",
         chain_flaws.strangers_overlooked,
-        "a stranger waits in the pool",
+        "a foreign transaction waits in the pool",
     ),
     Mutant("PROTECT that sends", chain_flaws.protect_sends, "people protect"),
     Mutant("a take-over that knows the cursor only", lease_flaws.no_reconcile, "owners die after a write"),

@@ -184,10 +184,10 @@ SCHEDULES: dict[str, tuple[Plan, ...]] = {
     "forks with other blocks": _plan(
         *_often("reorg", every_s=2.7, times=12, size=3, flavour="included"), required=3
     ),
-    "a stranger waits in the pool": _plan(
+    "a foreign transaction waits in the pool": _plan(
         Fault("foreign_transaction", at_s=3.9, flavour="instead"), variants=3
     ),
-    "a stranger, strictly": _plan(
+    "a foreign transaction in strict mode": _plan(
         *_often("foreign_transaction", every_s=4.1, times=3, flavour="next"), strict=True, required=0
     ),
     "nodes refuse for good": _plan(

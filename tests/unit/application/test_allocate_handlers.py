@@ -145,7 +145,7 @@ async def test_a_handler_that_is_gone_before_its_nonce_costs_none(bench: Bench) 
     assert (bench.state(after), bench.tx(after).nonce) == (State.SUBMITTED, 0)
 
 
-async def test_the_next_owner_fills_the_nonce_of_a_handler_whose_process_died(bench: Bench) -> None:
+async def test_the_next_lease_holder_fills_the_nonce_of_a_handler_whose_process_died(bench: Bench) -> None:
     node = bench.node()
 
     async def dying(_context: NonceContext) -> UnsignedTx:

@@ -173,7 +173,7 @@ async def test_a_fill_command_delayed_by_a_silent_endpoint_runs_later(
     assert [tx.nonce for tx in fillers(bench)] == [0, 1]
 
 
-async def test_the_next_owner_sends_fillers_that_an_endpoint_forgot(bench: Bench) -> None:
+async def test_the_next_lease_holder_sends_fillers_that_an_endpoint_forgot(bench: Bench) -> None:
     too_high(bench, next_nonce=2)
     node = bench.node(replace(QUICK, resubmit_enabled=False))
     await protect_and_fill(bench, node)

@@ -63,7 +63,7 @@ async def test_send_receipt_and_end_are_one_write(bench: Bench, writes: list[Lan
     assert (tx.latest.sent_count, tx.latest.last_result) == (1, SendCategory.ACCEPTED)
 
 
-async def test_the_next_owner_sends_the_same_bytes_if_the_write_is_lost(bench: Bench) -> None:
+async def test_the_next_lease_holder_sends_the_same_bytes_if_the_write_is_lost(bench: Bench) -> None:
     node = bench.node(LATE, name="first")
     tx_id = await bench.request()
     await node.turn()

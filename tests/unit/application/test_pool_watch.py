@@ -41,7 +41,9 @@ async def test_the_lane_checks_the_pool_again(bench: Bench) -> None:
     assert await node.turn() == FIRST_POOL_CHECK_S
 
 
-async def test_what_a_node_forgot_is_sent_again_when_blocks_with_room_passed_it_by(bench: Bench) -> None:
+async def test_a_transaction_that_the_endpoint_dropped_is_sent_again_after_blocks_with_room(
+    bench: Bench,
+) -> None:
     node = bench.node(SLOW)
     tx_id = await bench.request()
     await node.turn()
@@ -55,7 +57,7 @@ async def test_what_a_node_forgot_is_sent_again_when_blocks_with_room_passed_it_
     assert len(bench.chain.sent) == 2
 
 
-async def test_what_a_node_still_has_is_not_sent_again_early(bench: Bench) -> None:
+async def test_a_transaction_that_the_endpoint_still_has_is_not_sent_again_early(bench: Bench) -> None:
     node = bench.node(SLOW)
     tx_id = await bench.request()
     await node.turn()

@@ -78,7 +78,7 @@ async def test_a_signing_service_that_does_not_answer_is_named_on_the_request() 
 
 
 @pytest.mark.parametrize("method", ["nonce", "receipts", "quote_fees"])
-async def test_a_read_that_is_refused_for_good_is_named_on_what_waits(
+async def test_a_permanently_rejected_read_is_recorded_on_the_waiting_transactions(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
