@@ -140,7 +140,7 @@ async def test_every_hedge_starts_after_the_same_delay(monkeypatch: pytest.Monke
     timeouts_s: list[float | None] = []
     wait = asyncio.wait
 
-    async def noting(*tasks: Any, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109 - as it is
+    async def noting(*tasks: Any, timeout: float | None = None, **options: Any) -> Any:
         timeouts_s.append(timeout)
         return await wait(*tasks, timeout=timeout, **options)
 
