@@ -120,7 +120,9 @@ TABLE: Final[tuple[Row, ...]] = (
         r"(?:unsupported|invalid|unknown) (?:transaction|tx) type",
         r"InvalidTxType|UnsupportedTxType|TxTypeNotSupported",
         r"transaction type \w+ is invalid, accepted transaction types are",
-        r"rlp: expected (?:input )?list for types",  # a node without typed transactions
+        # Nodes that know no envelopes at all: geth and Ganache before Berlin.
+        r"rlp: expected (?:input )?list for types",
+        r"could not decode transaction: invalid RLP",
         r"typed transactions? (?:is |are )?not (?:supported|allowed|enabled)",
     ),
     # Before "too low" and "underpriced": these speak of another transaction at the same nonce.
