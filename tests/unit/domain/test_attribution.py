@@ -115,6 +115,19 @@ def test_a_transaction_mined_before_a_request_was_accepted_is_no_match() -> None
     assert attribute([early], [accepted]).matches != ()
 
 
+def test_a_transaction_that_looks_older_by_a_clock_that_is_behind_is_unclear() -> None:
+    call = Call(to=SINK, value_wei=1)
+    accepted = [request(number, call).changed(accepted_at_s=1_000_000.0) for number in (1, 2)]
+    txs = [
+        mined(nonce, call).changed(timestamp_s=at_s) for nonce, at_s in enumerate((998_000, 999_100, 999_990))
+    ]
+    found = attribute(txs, accepted, by_time=True, chain_lag_s=1_000.0)
+    assert found.foreign == (txs[0],)
+    assert [(match.mined.nonce, match.request.seq) for match in found.unclear] == [(1, 1)]
+    assert [(match.mined.nonce, match.request.seq) for match in found.matches] == [(2, 2)]
+    assert attribute(txs, accepted, chain_lag_s=1_000.0).unclear == ()
+
+
 def test_an_empty_transfer_to_the_signer_is_a_filler() -> None:
     assert is_filler(mined(0, Call(to=SIGNER.address)))
     assert not is_filler(mined(0, Call(to=SIGNER.address, value_wei=1)))
