@@ -51,7 +51,7 @@ def test_each_transaction_is_matched_once_or_foreign(
     mined: list[MinedTx], requests: list[ManagedTx], order: object
 ) -> None:
     order.shuffle(requests)  # type: ignore[attr-defined]  # hypothesis gives a Random
-    matches, foreign = attribute(mined, requests)
+    matches, foreign, _ = attribute(mined, requests)
     assert sorted([match.mined for match in matches] + list(foreign), key=lambda tx: tx.nonce) == mined
     matched = [match.request.tx_id for match in matches]
     assert len(set(matched)) == len(matched)
@@ -61,7 +61,7 @@ def test_each_transaction_is_matched_once_or_foreign(
 def test_matches_do_what_was_requested_and_are_as_many_as_possible(
     mined: list[MinedTx], requests: list[ManagedTx]
 ) -> None:
-    matches, _ = attribute(mined, requests)
+    matches, *_ = attribute(mined, requests)
     open_ = [tx for tx in requests if tx.kind is Kind.INTENT and not tx.is_terminal]
     for match in matches:
         assert match.request in open_
@@ -75,7 +75,7 @@ def test_matches_do_what_was_requested_and_are_as_many_as_possible(
 def test_of_equal_requests_the_oldest_has_the_lowest_nonce(
     mined: list[MinedTx], requests: list[ManagedTx]
 ) -> None:
-    matches, _ = attribute(mined, requests)
+    matches, *_ = attribute(mined, requests)
     for call in {match.mined.call for match in matches}:
         same = [match for match in matches if match.mined.call == call]
         seqs = [match.request.seq for match in sorted(same, key=lambda match: match.mined.nonce)]
