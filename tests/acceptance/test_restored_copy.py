@@ -230,7 +230,7 @@ async def test_a_chain_whose_clock_is_behind_does_not_make_its_transactions_look
                 ("unprotect", None, {"decision": "adopt"}),
             ):
                 await ledger.add_command(
-                    signer, command, tx_id=tx_id, asked_by="Ada", reason=None, detail=detail
+                    signer, command, tx_id=tx_id, author="Ada", reason=None, detail=detail
                 )
         await eventually(lambda: is_active(db, account))
         assert await db.states(account) == {"CANCELLED": 1}
