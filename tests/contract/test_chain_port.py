@@ -182,6 +182,25 @@ async def test_a_sent_transaction_is_known_and_then_mined(lab: Lab) -> None:
     assert await lab.chain.revert_reason(tx.hash) is None
 
 
+async def test_a_survey_shows_head_account_and_known_transactions(lab: Lab) -> None:
+    tx = signed(lab, 0)
+    await lab.chain.send([tx])
+    (report,) = await lab.chain.survey(sender(lab), [tx.hash, UNKNOWN_HASH], timeout_s=20)
+    head = await lab.chain.head()
+    assert report.trouble is None
+    assert report.head is not None
+    assert (report.head.number, report.head.hash) == (head.number, head.hash)
+    assert (report.latest_nonce, report.pending_nonce) == (0, 1)
+    assert report.balance_wei == await lab.chain.balance_wei(sender(lab))
+    assert report.known == (True, False)
+
+
+async def test_a_survey_without_an_account_shows_the_head(lab: Lab) -> None:
+    (report,) = await lab.chain.survey(None, [], timeout_s=20)
+    assert report.head is not None
+    assert (report.latest_nonce, report.balance_wei, report.known) == (None, None, ())
+
+
 async def test_an_empty_query_returns_an_empty_answer(lab: Lab) -> None:
     assert list(await lab.chain.send([])) == []
     assert list(await lab.chain.receipts([])) == []

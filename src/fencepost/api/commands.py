@@ -82,7 +82,9 @@ async def drain(call: RequestContext) -> Response:
     view = await _signer_in_state(call, "drain")
     timeout_s = call.wait_s(DRAIN_TIMEOUT_S)
     deadline_s = asyncio.get_running_loop().time() + timeout_s
-    new_command = NewCommand(view.signer, "pause", "signer.drain", reason=_reason_of(call.body))
+    new_command = NewCommand(
+        view.signer, "pause", "signer.drain", reason=_reason_of(call.body), detail={"drain": True}
+    )
     done = await _run_command(call, new_command, timeout_s=timeout_s)
     left_s = deadline_s - asyncio.get_running_loop().time()
     with call.authenticator.waiting(call.caller):

@@ -14,6 +14,7 @@ it. A settled block whose hash differs from the view's is not used.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -73,6 +74,10 @@ class ChainView:
     gas_limit: int | None = None  # of the newest block, if its header has it
     base_fee_wei: int | None = None  # the same
     blocks_with_room: int = 0  # how many blocks seen so far were not full
+    clock: Callable[[], float] = time.monotonic
+    moved_at_s: float | None = None  # by `clock`: when the head last changed, as seen here
+    block_interval_s: float | None = None  # the mean over the blocks seen here; None before the second one
+    _first: Header | None = None
     _hashes: dict[int, BlockHash] = field(default_factory=dict)
     _head: int = -1
     _settled: int | None = None
@@ -165,9 +170,26 @@ class ChainView:
         self.blocks_with_room += sum(_has_room(block.header) for block in move.fresh)
         change = HeadChange(blocks=tuple(move.fresh), forked_at=move.forked_at, restarted=move.restarts)
         if change:
+            self._measure(move.fresh[-1].header if move.fresh else None)
             change = replace(change, old_lowest=old_lowest, old_head=old_head)
             self.on_change(change)
         return change
+
+    def _measure(self, newest: Header | None) -> None:
+        """Note when the head changed, and how long a block takes."""
+        self.moved_at_s = self.clock()
+        if newest is None:
+            return
+        if self._first is None or newest.number <= self._first.number:
+            self._first = newest
+            return
+        blocks = newest.number - self._first.number
+        self.block_interval_s = max(0, newest.timestamp_s - self._first.timestamp_s) / blocks
+
+    @property
+    def head_still_for_s(self) -> float | None:
+        """Return for how many seconds the head has been the same; None before the first block."""
+        return None if self.moved_at_s is None else self.clock() - self.moved_at_s
 
     def _settled_now(self, settled: Header, move: _ViewUpdate) -> int | None:
         """Return the settled number if that block is in the view or below it, else the previous number.

@@ -46,6 +46,31 @@ class Block(Struct, frozen=True):
     tx_hashes: tuple[TxHash, ...]
 
 
+class EndpointTrouble(StrEnum):
+    """Say why an endpoint reports nothing."""
+
+    SILENT = "silent"  # no answer in time, or no connection
+    RATE_LIMITED = "rate_limited"  # it answers that it was called too often
+    WRONG_CHAIN = "wrong_chain"  # it serves another chain
+    REFUSED = "refused"  # it answers with an error, or is not ready
+
+
+class EndpointReport(Struct, frozen=True):
+    """Hold what one endpoint reports about its head, an account and some transactions.
+
+    With `trouble` it reports nothing, and `error` has the text. `known` says per requested hash whether the endpoint has it.
+    """
+
+    endpoint: str
+    trouble: EndpointTrouble | None = None
+    error: str = ""
+    head: Header | None = None
+    latest_nonce: int | None = None
+    pending_nonce: int | None = None
+    balance_wei: int | None = None
+    known: tuple[bool, ...] = ()
+
+
 class Chain(Protocol):
     """Read one chain and send to it, through its configured endpoints.
 
@@ -131,6 +156,15 @@ class Chain(Protocol):
 
         Raises `WouldRevert` with the decoded reason, `InsufficientFunds`, or `RpcRefused` for a temporary rejection.
         `WouldRevert` is only for what the EVM reports about this call: a revert, out of gas, an invalid opcode.
+        """
+        ...
+
+    async def survey(
+        self, address: Address | None, hashes: Sequence[TxHash], *, timeout_s: float
+    ) -> Sequence[EndpointReport]:
+        """Ask every endpoint for its head, the account and these transactions; return one report per endpoint.
+
+        Never raises because of an endpoint, takes at most `timeout_s`, and does not affect which endpoint is used next.
         """
         ...
 

@@ -162,6 +162,34 @@ class SignerView:
     queued: int
     suspended: int
     used_by: Literal["core", "nonce"] | None = None  # what allocates its nonces; None: it was never used
+    changed_at: datetime | None = None  # when its nonce or state last changed
+
+
+@dataclass(frozen=True, slots=True)
+class PauseView:
+    """Describe the command that paused a signer."""
+
+    asked_by: str
+    asked_at: datetime
+    reason: str | None
+    is_drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlace:
+    """Describe the lane of a signer, and the place of one transaction in it.
+
+    `unmined`, `mined` and `queued` are the first live transactions of each kind: with a nonce and in no block, by nonce; in
+    a block, by nonce; without a nonce, by arrival.
+    """
+
+    unmined: UUID | None = None
+    mined: UUID | None = None
+    queued: UUID | None = None
+    unmined_before: int = 0
+    mined_count: int = 0
+    queued_before: int = 0
+    pause: PauseView | None = None  # the last pause of the signer, even if it is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +256,10 @@ class Reader(Protocol):
 
     async def signer(self, signer: Signer) -> SignerView:
         """Return a signer. One that never had work is ACTIVE, without a lease and without a sequence."""
+        ...
+
+    async def lane_place(self, signer: Signer, tx_id: UUID | None = None) -> LanePlace:
+        """Return the heads of the signer's lane and how many transactions are before `tx_id`."""
         ...
 
     async def owner_of(self, signer: Signer) -> str | None:

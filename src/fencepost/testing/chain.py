@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from fencepost.adapters.evm.encoding import decode_signed
-from fencepost.application.ports import Block, BlockTag, Chain, Header
+from fencepost.application.ports import Block, BlockTag, Chain, EndpointReport, EndpointTrouble, Header
 from fencepost.domain.attribution import MinedTx
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.ids import Address, BlockHash, TxHash
@@ -294,6 +294,23 @@ class InMemoryChain(Chain):
         if call.to in self.reverting_calls:
             raise WouldRevert(self.reverting_calls[call.to])
         return TRANSFER_GAS
+
+    async def survey(
+        self, address: Address | None, hashes: Sequence[TxHash], *, timeout_s: float
+    ) -> Sequence[EndpointReport]:
+        del timeout_s
+        if self.offline:
+            return [EndpointReport("fake", EndpointTrouble.SILENT, "fake: no answer")]
+        report = EndpointReport("fake", head=await self.head(), known=tuple(await self.knows(hashes)))
+        if address is None:
+            return [report]
+        return [
+            report.changed(
+                latest_nonce=await self.nonce(address, "latest"),
+                pending_nonce=await self.nonce(address, "pending"),
+                balance_wei=await self.balance_wei(address),
+            )
+        ]
 
     async def quote_fees(self) -> Fees:
         self._reachable()

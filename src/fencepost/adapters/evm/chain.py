@@ -37,7 +37,8 @@ from fencepost.adapters.evm.receipts import Found
 from fencepost.adapters.evm.revert import refusal_reason
 from fencepost.adapters.evm.rpc import MAX_BATCH, JsonRpc
 from fencepost.adapters.evm.send_consensus import merge
-from fencepost.application.ports import Block, BlockTag, Chain, Header
+from fencepost.adapters.evm.survey import survey
+from fencepost.application.ports import Block, BlockTag, Chain, EndpointReport, Header
 from fencepost.domain.attribution import MinedTx
 from fencepost.domain.ids import Address, TxHash, parse_tx_hash
 from fencepost.domain.send_result import SendCategory, SendResult
@@ -444,6 +445,11 @@ class EvmChain(Chain):
         if category is SendCategory.TYPE_NOT_SUPPORTED and call.access_list:
             return TypeNotSupported(str(error), rpc_code=error.rpc_code, data=error.data)
         raise error
+
+    async def survey(
+        self, address: Address | None, hashes: Sequence[TxHash], *, timeout_s: float
+    ) -> Sequence[EndpointReport]:
+        return await survey(self._endpoints.all, address, hashes, timeout_s=timeout_s)
 
     async def quote_fees(self) -> Fees:
         return await self._quotes.now()

@@ -23,8 +23,10 @@ from fencepost.application.queries import (
     Completion,
     CompletionCursor,
     ForkView,
+    LanePlace,
     LeaseView,
     Part,
+    PauseView,
     Reader,
     SignerView,
     TxFilter,
@@ -194,6 +196,23 @@ class PostgresReader(Reader):
         before = Signer(signer.chain_id - 1, Address("g"))
         return (await self.signers([signer], after=before, limit=1, addresses=[signer.address]))[0]
 
+    async def lane_place(self, signer: Signer, tx_id: UUID | None = None) -> LanePlace:
+        row = await self._reads.fetchrow(sql("read_lane_place"), signer.chain_id, signer.address, tx_id)
+        if row is None:
+            return LanePlace()
+        pause = None
+        if row["paused_at"] is not None:
+            pause = PauseView(row["paused_by"], row["paused_at"], row["pause_reason"], bool(row["is_drain"]))
+        return LanePlace(
+            unmined=row["unmined"],
+            mined=row["mined"],
+            queued=row["queued"],
+            unmined_before=row["unmined_before"],
+            mined_count=row["mined_count"],
+            queued_before=row["queued_before"],
+            pause=pause,
+        )
+
     async def owner_of(self, signer: Signer) -> str | None:
         row = await self._reads.fetchrow(sql("lease_owner"), signer.chain_id, signer.address)
         return str(row["owner_node"]) if row is not None and row["is_held"] else None
@@ -317,4 +336,5 @@ def _signer_view(row: Row) -> SignerView:
         queued=row["queued"],
         suspended=row["suspended"],
         used_by=row["used_by"],
+        changed_at=row["changed_at"],
     )

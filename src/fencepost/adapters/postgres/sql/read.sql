@@ -142,7 +142,7 @@ WITH named AS (
 )
 SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
        CASE WHEN s.expires_at > clock_timestamp() THEN s.expires_at END AS held_until,
-       c.next_nonce, c.start_nonce, c.state, c.reason, c.pause, u.used_by, live.in_flight, live.queued, live.suspended
+       c.next_nonce, c.start_nonce, c.state, c.reason, c.pause, c.updated_at AS changed_at, u.used_by, live.in_flight, live.queued, live.suspended
   FROM page p
   LEFT JOIN signer_use u ON u.chain_id = p.chain_id AND u.signer = p.signer
   LEFT JOIN signer_lease s ON s.chain_id = p.chain_id AND s.signer = p.signer
@@ -155,6 +155,34 @@ SELECT p.chain_id, p.signer, s.owner_node, s.fencing_token, s.acquired_at,
     WHERE t.chain_id = p.chain_id AND t.signer = p.signer
       AND t.is_live) live
  ORDER BY p.chain_id, p.signer
+
+-- name: read_lane_place
+-- Read the heads of a signer's lane, how many live transactions are before one of them, and the signer's last pause.
+WITH live AS (
+  SELECT t.tx_id, t.nonce, t.seq, t.state, t.receipt IS NOT NULL AS is_mined
+    FROM managed_tx t
+   WHERE t.chain_id = $1 AND t.signer = $2 AND t.is_live
+), own AS (
+  SELECT nonce, seq FROM live WHERE tx_id = $3
+), heads AS (
+  SELECT (SELECT tx_id FROM live WHERE nonce IS NOT NULL AND NOT is_mined ORDER BY nonce LIMIT 1) AS unmined,
+         (SELECT tx_id FROM live WHERE is_mined ORDER BY nonce LIMIT 1) AS mined,
+         (SELECT tx_id FROM live WHERE state = 'QUEUED' ORDER BY seq LIMIT 1) AS queued,
+         (SELECT count(*) FROM live WHERE nonce IS NOT NULL AND NOT is_mined
+             AND nonce < coalesce((SELECT nonce FROM own), 9223372036854775807)) AS unmined_before,
+         (SELECT count(*) FROM live WHERE is_mined) AS mined_count,
+         (SELECT count(*) FROM live JOIN own ON own.nonce IS NULL
+           WHERE live.state = 'QUEUED' AND live.seq < own.seq) AS queued_before
+)
+SELECT h.unmined, h.mined, h.queued, h.unmined_before, h.mined_count, h.queued_before,
+       p.asked_by AS paused_by, p.asked_at AS paused_at, p.reason AS pause_reason, p.is_drain
+  FROM heads h
+  LEFT JOIN LATERAL (
+    SELECT asked_by, asked_at, reason, (detail ->> 'drain') = 'true' AS is_drain
+      FROM lane_command
+     WHERE chain_id = $1 AND signer = $2 AND command = 'pause' AND applied
+     ORDER BY id DESC
+     LIMIT 1) p ON true
 
 -- name: read_command
 -- Read an operator command and its outcome.
