@@ -17,6 +17,8 @@ from uuid import UUID
 from fencepost import settings as settings_module
 from fencepost.adapters.evm.encoding import parse_checked_address
 from fencepost.application.accept import HANDLER_TTL_S, Request, RequestAcceptor
+from fencepost.application.explain import Explanation
+from fencepost.application.explain_facts import Explainer
 from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.ports import KeyPort, Ledger
 from fencepost.application.tx_events import Subscriber, TxEvents
@@ -26,7 +28,7 @@ from fencepost.bootstrap.node import RunningNode, open_node
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.transaction import Call, Fees, TxType
 from fencepost.domain.transaction_state import Intent, ManagedTx
-from fencepost.errors import InvalidRequest
+from fencepost.errors import InvalidRequest, Unready
 from fencepost.events.log import BEGINNING, parse_place
 from fencepost.events.reader import EventFilter, EventReader
 from fencepost.events.types import Event, EventType
@@ -79,6 +81,11 @@ class NodeParts(Protocol):
     @property
     def events(self) -> EventReader:
         """Return what reads events."""
+        ...
+
+    @property
+    def explainer(self) -> Explainer | None:
+        """Return what explains transactions; None in memory."""
         ...
 
 
@@ -161,6 +168,20 @@ class Fencepost:
     ) -> ManagedTx | None:
         """Return the transaction of a signer's request, or None if the request was never stored."""
         return await self._parts.ledger.find_by_request(self.signer(signer, chain_id), request_id)
+
+    async def explain(self, tx_id: UUID) -> Explanation | None:
+        """Explain why a transaction is not final: one cause, its evidence, and what to do. None: there is no such one."""
+        return (await self._explainer().tx(tx_id))[1]
+
+    async def explain_signer(self, address: str, *, chain_id: int | None = None) -> Explanation:
+        """Explain why a signer does not send."""
+        return await self._explainer().signer(self.signer(address, chain_id))
+
+    def _explainer(self) -> Explainer:
+        explainer = self._parts.explainer
+        if explainer is None:
+            raise Unready("explanations need PostgreSQL: a node in memory has none")
+        return explainer
 
     async def wait_for(
         self, tx_id: UUID, state: str = "finished", *, timeout_s: float = 60.0

@@ -12,6 +12,7 @@ import msgspec
 
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.api_keys import KeyStore
+from fencepost.application.explain_facts import Explainer
 from fencepost.application.forwarding import Forwarder, ForwardTokens
 from fencepost.application.membership import NodeView
 from fencepost.application.ports import Chain, CommandStore
@@ -67,6 +68,7 @@ class Dependencies:
     tx_waiter: TxWaiter
     reader: Reader
     events_log: EventReader
+    explainer: Explainer
     nodes: Callable[[], Awaitable[Sequence[NodeView]]]
     commands: CommandStore
     keys: KeyStore

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from fencepost.api import commands, events, nonces, signers, spending_policy, submission, system, transactions
+from fencepost.api import (
+    commands,
+    events,
+    explanations,
+    nonces,
+    signers,
+    spending_policy,
+    submission,
+    system,
+    transactions,
+)
 from fencepost.api.context import Handler, Operation
 from fencepost.api.parsing import MAX_BATCH_BYTES
 from fencepost.application.api_keys import Scope
 from fencepost.schemas.events import EventsOut, EventsQuery
+from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.requests import (
     AllocateIn,
     BatchEnvelope,
@@ -164,6 +175,17 @@ def _transaction_queries() -> list[Operation]:
         ),
         Operation(
             "GET",
+            f"{PREFIX}/tx/{{tx_id}}/explain",
+            "explainTx",
+            "Explain why a transaction is not final: one cause, its evidence, and what to do.",
+            explanations.tx,
+            {200: ExplanationOut},
+            "Transactions",
+            scopes=_READ,
+            problems=("tx_not_found",),
+        ),
+        Operation(
+            "GET",
             f"{PREFIX}/completions",
             "listCompletions",
             "List ended transactions in an order that never skips one. Pass `next` as `after`.",
@@ -241,6 +263,18 @@ def _signers() -> list[Operation]:
             "Get a signer, with its balance and nonces on the chain.",
             signers.detail,
             {200: SignerOut},
+            "Signers",
+            scopes=_READ,
+            query=SignerQuery,
+            problems=("signer_not_found", "chain_unknown", "address_invalid"),
+        ),
+        Operation(
+            "GET",
+            f"{PREFIX}/signers/{{address}}/explain",
+            "explainSigner",
+            "Explain why a signer does not send: its own cause, or that of the transaction at the head of its lane.",
+            explanations.signer,
+            {200: ExplanationOut},
             "Signers",
             scopes=_READ,
             query=SignerQuery,
@@ -437,4 +471,14 @@ def _node() -> list[Operation]:
         "Node",
         scopes=_READ,
     )
-    return [nodes, *listed]
+    status = Operation(
+        "GET",
+        f"{PREFIX}/status",
+        "getStatus",
+        "Report what is wrong anywhere: database, chains, endpoints, nodes and signers.",
+        explanations.status,
+        {200: ClusterStatusOut},
+        "Node",
+        scopes=_READ,
+    )
+    return [nodes, status, *listed]

@@ -542,7 +542,7 @@ def _unreachable(facts: Facts) -> Explanation | None:
 
 def _urls_action() -> Action:
     return Action(
-        "fencepost config show",
+        "fencepost config",
         "Shows chains.NAME.rpc_urls. Add a working endpoint there and restart the node; stored requests are kept.",
     )
 
@@ -877,7 +877,7 @@ def _price(facts: Facts, tx: TxView) -> Explanation | None:
     )
     cancel = Action(f"fencepost tx cancel {tx.tx_id}", _cancel_text(tx))
     limits = Action(
-        "fencepost config show",
+        "fencepost config",
         "Shows fees.cap, fees.bump.enabled and fees.source. Raise the limit that the evidence names and restart the node; the"
         " signer's policy (feeCapMax) is changed with PUT /api/v1/signers/ADDRESS/policy. A fee that the request itself"
         " named is never exceeded: cancel it and send it again.",

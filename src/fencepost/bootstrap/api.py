@@ -54,6 +54,7 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         tx_waiter=running.tx_waiter,
         reader=PostgresReader(running.pool),
         events_log=running.events,
+        explainer=running.explainer,
         nodes=partial(list_nodes, running.pool),
         commands=PostgresCommands(running.pool, node=node.name),
         keys=PostgresKeyStore(running.pool, node=node.name),

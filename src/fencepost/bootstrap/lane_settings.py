@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fencepost.adapters.evm.encoding import decode_signed
+from fencepost.application.explain import LaneRules
 from fencepost.application.hooks import StuckDecision, StuckHook, load_stuck_hook
 from fencepost.application.lane import LaneSettings
-from fencepost.domain.ids import Address, TxHash
+from fencepost.domain.ids import Address, Signer, TxHash
 from fencepost.domain.transaction import Fees, UnsignedTx
 from fencepost.domain.transaction_state import ManagedTx
 from fencepost.settings import Settings
@@ -53,6 +54,20 @@ def lane_settings_for(settings: Settings, of_signer: SignerSettings) -> LaneSett
         refuse_reverting=settings.gas.refuse_reverting,
         history_max_entries=settings.history.max_entries,
         read_ahead=settings.lanes.read_ahead,
+    )
+
+
+def lane_rules(settings: Settings, signer: Signer) -> LaneRules:
+    """Return the settings that explanations of a signer's transactions name."""
+    of_signer = settings.signer_settings(signer.address)
+    return LaneRules(
+        window=of_signer.max_in_flight,
+        is_strict=of_signer.mode == "strict",
+        required=settings.confirmations.required,
+        fee_cap_wei=settings.fees.cap_wei,
+        bumps=settings.fees.bump.enabled and settings.fees.source != "fixed",
+        resubmit_interval_s=settings.resubmit.interval_s,
+        stalled_after_s=settings.explain.stalled_after_s,
     )
 
 

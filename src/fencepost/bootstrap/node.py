@@ -20,14 +20,16 @@ from fencepost.adapters.postgres.database import (
     is_failure,
 )
 from fencepost.adapters.postgres.ledger import PostgresLedger
-from fencepost.adapters.postgres.nodes import soonest_expiry_s
+from fencepost.adapters.postgres.nodes import list_nodes, soonest_expiry_s
 from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.policies import PostgresPolicies
 from fencepost.adapters.postgres.pool import Pool
+from fencepost.adapters.postgres.query_reader import PostgresReader
 from fencepost.adapters.signers import KeyRing
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.admission import AdmissionControl
 from fencepost.application.chain_view import ChainView
+from fencepost.application.explain_facts import Explainer
 from fencepost.application.forwarding import ForwardTokens
 from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.lane import Lane
@@ -41,7 +43,7 @@ from fencepost.bootstrap.cluster import advertised_url, join_cluster, leave, mem
 from fencepost.bootstrap.database import build_ledger, open_database, require_schema
 from fencepost.bootstrap.events import build_event_reader, prune_events
 from fencepost.bootstrap.keys import open_keys
-from fencepost.bootstrap.lane_settings import decode_raw, lane_settings_for, stuck_hook_of
+from fencepost.bootstrap.lane_settings import decode_raw, lane_rules, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
 from fencepost.events.reader import EventReader
 from fencepost.nonce.factory import open_nonce_service
@@ -76,6 +78,7 @@ class RunningNode:
     handlers: dict[UUID, Handler]
     spending: SpendingGuard
     events: EventReader
+    explainer: Explainer
     nonces: NonceService | None = None  # if nonce_service.enabled
     forward_tokens: ForwardTokens | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
@@ -311,6 +314,16 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         handlers=parts.handlers,
         spending=parts.spending,
         events=build_event_reader(parts.pools.work, parts.waiter),
+        explainer=Explainer(
+            reader=PostgresReader(parts.pools.work),
+            chains=parts.chains,
+            views=parts.views,
+            nodes=partial(list_nodes, parts.pools.work),
+            addresses=parts.keys.addresses,
+            rules_for=partial(lane_rules, parts.settings),
+            node=parts.name,
+            is_database_failure=is_failure,
+        ),
     )
 
 

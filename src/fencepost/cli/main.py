@@ -19,6 +19,7 @@ _COMMANDS = {
     "send": "fencepost.cli.send:send",
     "call-contract": "fencepost.cli.send:call_contract",
     "tx": "fencepost.cli.tx:tx",
+    "status": "fencepost.cli.status:status",
     "signer": "fencepost.cli.signer:signer",
     "events": "fencepost.cli.events:events",
     "command": "fencepost.cli.command:command",

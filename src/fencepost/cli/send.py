@@ -112,7 +112,7 @@ def _send(
         try:
             tx = follow(client, tx, until, timeout_s=timeout)
         except NotReached as error:
-            return not_reached(error, as_json=as_json)
+            return not_reached(client, error, as_json=as_json)
         except ClientError as error:
             return _not_followed(error, tx, request_id)
     return finish(tx, as_json=as_json)

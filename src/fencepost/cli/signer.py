@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from fencepost.cli.node_client import command_options, node_options, print_json
+from fencepost.cli.explaining import needs_action, print_explanation
+from fencepost.cli.node_client import NO, OK, command_options, node_options, print_json
 from fencepost.cli.options import settings_options
 from fencepost.cli.rendering import console, table
 from fencepost.cli.tx import describe_outcome
@@ -109,6 +110,20 @@ def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -
     out = console()
     for name, value in lines.items():
         out.print(Text.assemble((f"{name:<11}", "bold"), value))
+
+
+@signer.command()
+@click.argument("address")
+@click.option("--chain-id", type=int)
+@node_options
+def explain(*, address: str, chain_id: int | None, client: Client, as_json: bool) -> int:
+    """Explain why a signer does not send. Exit code 1 if the cause does not end by itself."""
+    found = client.explain_signer(address, chain_id=chain_id)
+    if as_json:
+        print_json(found)
+    else:
+        print_explanation(found)
+    return NO if needs_action(found) else OK
 
 
 def _add_operator_command(method: Callable[..., CommandOut], *, timeout: str = "5s") -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import click
 
+from fencepost.cli.explaining import needs_action, print_explanation
 from fencepost.cli.node_client import NO, OK, SECONDS, command_options, node_options, print_json
 from fencepost.cli.tx_rendering import MILESTONES, finish, follow, not_reached, print_table
 from fencepost.client import Client, CommandOut, Milestone, TxOut
@@ -77,7 +78,28 @@ def show(
 ) -> int:
     """Show one transaction, by its id, by the hash of an attempt, or with --from by its request id."""
     found = _find(client, name, signer=signer, include=include)
-    return finish(found, as_json=as_json)
+    code = finish(found, as_json=as_json)
+    if not as_json and found.state != "CONFIRMED":
+        print_explanation(client.explain(found.tx_id))
+    return code
+
+
+@tx.command()
+@click.argument("name", metavar="ID|HASH|REQUEST")
+@click.option("--from", "signer", metavar="ADDRESS", help="Treat the name as a request id of this signer.")
+@node_options
+def explain(*, name: str, signer: str | None, client: Client, as_json: bool) -> int:
+    """Explain why a transaction is not final: the cause, its evidence, and what to do.
+
+    Exit code 1 if the cause does not end by itself.
+    """
+    is_id = signer is None and not _HASH.fullmatch(name)
+    found = client.explain(name if is_id else _find(client, name, signer=signer).tx_id)
+    if as_json:
+        print_json(found)
+    else:
+        print_explanation(found)
+    return NO if needs_action(found) else OK
 
 
 @tx.command()
@@ -100,7 +122,7 @@ def watch(*, name: str, until: Milestone, timeout_s: float, client: Client, as_j
     try:
         return finish(follow(client, _find(client, name), until, timeout_s=timeout_s), as_json=as_json)
     except NotReached as error:
-        return not_reached(error, as_json=as_json)
+        return not_reached(client, error, as_json=as_json)
 
 
 def _add_operator_command(method: Callable[..., CommandOut]) -> None:

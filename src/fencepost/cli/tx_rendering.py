@@ -14,10 +14,11 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.text import Text
 
+from fencepost.cli.explaining import print_explanation
 from fencepost.cli.node_client import NO, OK, print_json
 from fencepost.cli.rendering import console, table
 from fencepost.client import Client, Milestone, TxOut
-from fencepost.client.errors import NotReached
+from fencepost.client.errors import ClientError, NotReached
 
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
 _BEFORE_FINISHED: tuple[Milestone, ...] = ("allocated", "submitted", "mined")
@@ -146,8 +147,13 @@ def local_time(at: object) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if isinstance(at, datetime) else ""
 
 
-def not_reached(error: NotReached, *, as_json: bool) -> int:
-    """Print the transaction and how to continue waiting for it; return exit code 1."""
+def not_reached(client: Client, error: NotReached, *, as_json: bool) -> int:
+    """Print the transaction, why it has not reached the milestone, and how to continue waiting; return exit code 1."""
     finish(error.tx, as_json=as_json)
-    click.echo(f"fencepost: {error}: follow it with fencepost tx watch {error.tx.tx_id}", err=True)
+    click.echo(f"fencepost: {error}", err=True)
+    try:
+        print_explanation(client.explain(error.tx.tx_id), err=True)
+    except ClientError as failure:
+        click.echo(f"fencepost: the cause is unknown: {failure}", err=True)
+    click.echo(f"fencepost: follow it with fencepost tx watch {error.tx.tx_id}", err=True)
     return NO

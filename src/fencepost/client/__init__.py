@@ -16,6 +16,7 @@ from fencepost.client.amounts import wei
 from fencepost.client.endpoints import CommandOptions
 from fencepost.client.sync_client import Client
 from fencepost.client.types import Milestone, SendParams
+from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.responses import (
     CommandOut,
     CompletionOut,
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Client",
+    "ClusterStatusOut",
     "CommandOptions",
     "CommandOut",
     "CompletionOut",
     "CompletionsOut",
+    "ExplanationOut",
     "Milestone",
     "NodeOut",
     "NonceOut",

@@ -15,6 +15,7 @@ from fencepost.client.protocol import Pages, Pause, Steps
 from fencepost.client.retry import ClientCall, RetryPolicy, decode
 from fencepost.client.types import Milestone, SendParams, chunks, to_wire
 from fencepost.schemas.events import EventOut, EventsOut
+from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.requests import MAX_WAIT_S, AllocateIn, RecyclableIn, SubmittedIn, TxRequest, UsedIn
 from fencepost.schemas.responses import (
     BatchOut,
@@ -164,6 +165,18 @@ class Endpoints:
     ) -> Steps[TxOut]:
         """Return a transaction by the hash of any of its attempts, mined or not."""
         return self._get(f"/tx/by-hash/{_quoted(tx_hash)}", TxOut, chainId=chain_id, include=include)
+
+    def explain(self, tx_id: str) -> Steps[ExplanationOut]:
+        """Explain why a transaction is not final: one cause, its evidence, and what to do."""
+        return self._get(f"/tx/{_part(tx_id)}/explain", ExplanationOut)
+
+    def explain_signer(self, address: str, *, chain_id: int | None = None) -> Steps[ExplanationOut]:
+        """Explain why a signer does not send."""
+        return self._get(f"/signers/{_part(address)}/explain", ExplanationOut, chainId=chain_id)
+
+    def status(self) -> Steps[ClusterStatusOut]:
+        """Return what is wrong anywhere: database, chains, endpoints, nodes and signers."""
+        return self._get("/status", ClusterStatusOut)
 
     def iterate(
         self,

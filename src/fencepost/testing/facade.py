@@ -67,6 +67,7 @@ class InMemoryNode:
     observer: NodeObserver
     handlers: dict[UUID, Handler]
     events: EventReader
+    explainer: None = None  # there are no queries in memory
 
 
 @asynccontextmanager

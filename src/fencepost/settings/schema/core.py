@@ -311,6 +311,17 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """Configure when an explanation calls something slow."""
+
+    stalled_after_s: float = setting(
+        Duration(0.1, _DAY_S),
+        "60s",
+        "After how long without a new block a chain counts as stalled, and a transaction in the pool as pending for long.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Api:
     """Configure the HTTP API."""
 
@@ -478,6 +489,7 @@ class Settings:
     lanes: Lanes = field(default_factory=Lanes)
     history: History = field(default_factory=History)
     events: Events = field(default_factory=Events)
+    explain: Explain = field(default_factory=Explain)
     api: Api = field(default_factory=Api)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     intake: AdmissionSettings = field(default_factory=AdmissionSettings)
