@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from fencepost.application.explain import without_nonces
 from fencepost.application.membership import NodeView
 from fencepost.application.queries import (
     AttemptView,
@@ -19,6 +20,7 @@ from fencepost.application.queries import (
 )
 from fencepost.application.tx_history import Action, TxHistory, fold
 from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.states import TERMINAL, SubState
 from fencepost.schemas.responses import (
     ActionOut,
     AttemptOut,
@@ -35,8 +37,33 @@ from fencepost.schemas.responses import (
     TxOut,
 )
 
+# The sub-state of a transaction that waits while no endpoint of its chain answers. It is not stored.
+RPC_DOWN = "RPC_DOWN"
 
-def tx_out(view: TxView, *, parts: frozenset[Part], shows_nonce: bool, required: int | str) -> TxOut:
+
+def waiting_reason(view: TxView, *, is_chain_silent: bool) -> tuple[str | None, str | None]:
+    """Return the sub-state and the reason to show.
+
+    What stops a whole signer or chain is not stored on each transaction, but derived here.
+    """
+    if view.state in TERMINAL:
+        return view.sub_state, None
+    if view.block is None and view.protect_reason is not None and view.sub_state is not SubState.SUPERSEDED:
+        return SubState.PROTECT, view.protect_reason
+    if view.sub_state is None and is_chain_silent:
+        return RPC_DOWN, f"no endpoint of chain {view.signer.chain_id} answers"
+    return view.sub_state, view.error
+
+
+def tx_out(
+    view: TxView,
+    *,
+    parts: frozenset[Part],
+    shows_nonce: bool,
+    required: int | str,
+    is_chain_silent: bool = False,
+) -> TxOut:
+    sub_state, reason = waiting_reason(view, is_chain_silent=is_chain_silent)
     history = fold(view.journal, view.journal_totals) if view.journal is not None else None
     return TxOut(
         tx_id=str(view.tx_id),
@@ -44,7 +71,8 @@ def tx_out(view: TxView, *, parts: frozenset[Part], shows_nonce: bool, required:
         chain_id=view.signer.chain_id,
         signer=view.signer.address,
         state=view.state,
-        sub_state=view.sub_state,
+        sub_state=sub_state,
+        reason=reason if reason is None or shows_nonce else without_nonces(reason),
         hash=view.tx_hash,
         nonce=view.nonce if shows_nonce else UNSET,
         error=view.error,

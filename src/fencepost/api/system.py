@@ -7,11 +7,10 @@ import asyncio
 from fencepost.api.context import RequestContext, Response
 from fencepost.api.presenters import node_out
 from fencepost.api.problems import ApiError
+from fencepost.api.transactions import SILENT_AFTER_S
 from fencepost.schemas.responses import NodesOut, ReadyOut, StatusOut, VersionOut
 
 READY_TIMEOUT_S = 2.0
-# A chain is reported as silent when none of its endpoints has answered for this long.
-SILENT_AFTER_S = 5.0
 
 
 async def alive(_call: RequestContext) -> Response:

@@ -16,6 +16,8 @@ from fencepost.schemas.requests import MILESTONES
 from fencepost.schemas.responses import CompletionsOut, TxOut, TxPage
 
 DEFAULT_WAIT_S = 30.0
+# A chain counts as silent when none of its endpoints has answered for this long.
+SILENT_AFTER_S = 5.0
 HTTP_OK, HTTP_ACCEPTED = 200, 202
 
 
@@ -32,7 +34,13 @@ def present_tx(call: RequestContext, view: TxView | None, parts: frozenset[Part]
         parts=parts,
         shows_nonce=call.shows_nonce,
         required=call.services.required_confirmations,
+        is_chain_silent=_is_silent(call, view.signer.chain_id),
     )
+
+
+def _is_silent(call: RequestContext, chain_id: int) -> bool:
+    chain = call.services.chains.get(chain_id)
+    return chain is not None and chain.silent_for_s >= SILENT_AFTER_S
 
 
 async def wait_for_tx(

@@ -419,7 +419,8 @@ def _decisions(facts: Facts) -> tuple[Action, ...]:
     """Return the three decisions with their consequence for this signer, the one that fits first."""
     signer, chain = facts.signer, facts.chain
     ours, theirs = signer.next_nonce, chain.latest_nonce
-    is_ahead = ours is not None and theirs is not None and theirs > ours
+    own = facts.head.nonce if facts.head is not None and facts.head.block is None else None
+    is_ahead = theirs is not None and any(nonce is not None and theirs > nonce for nonce in (ours, own))
     is_behind = ours is not None and theirs is not None and theirs < ours
     adopt_text = (
         "Continue from the chain's nonce. Consumed nonces are attributed first: requests that are on the chain already are"
@@ -435,7 +436,7 @@ def _decisions(facts: Facts) -> tuple[Action, ...]:
         " it for a nonce gap; each filler costs 21000 gas."
     )
     if is_ahead and theirs is not None and ours is not None:
-        adopt_text += f" Here the chain is ahead by {theirs - ours}: the next nonce would be {theirs}."
+        adopt_text += f" Here the chain is ahead: the next nonce would be {max(ours, theirs)}."
         keep_text += " Here the chain is ahead, so the signer would return to PROTECT."
     if is_behind and theirs is not None and ours is not None:
         fill_text += f" Here the chain is behind by {ours - theirs}."
@@ -569,6 +570,21 @@ def _no_holder(facts: Facts) -> Explanation | None:
             (nodes, Action("fencepost up", "Starts a node; with the signer's key it takes the lease over.")),
             since=_last_heartbeat(facts, lease.owner),
             expected=f"Another node with the key takes over when the lease expires, at {_clock(lease.held_until)}.",
+        )
+    if lease is not None and lease.owner not in live and not facts.has_key:
+        return Explanation(
+            Cause.NO_LEASE_HOLDER,
+            f"No node holds the lease of {facts.address}: its last holder {lease.owner} sends no heartbeat, and node"
+            f" {facts.node} does not have the key.",
+            tuple(evidence),
+            (
+                nodes,
+                Action(
+                    "fencepost up", f"Run it where {lease.owner} ran: a node with the key takes the lease."
+                ),
+            ),
+            since=_last_heartbeat(facts, lease.owner) or lease.acquired_at,
+            expected="It continues when a node with the key runs.",
         )
     if not facts.has_key:
         return Explanation(

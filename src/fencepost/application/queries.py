@@ -88,6 +88,7 @@ class TxView:
     journal: tuple[JournalRow, ...] | None = None
     journal_totals: Totals | None = None  # with `journal`
     fork: ForkView | None = None  # the last one, if confirmations were requested
+    protect_reason: str | None = None  # why its signer is in PROTECT, if it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,7 @@ def _tx_view(row: Row) -> TxView:
             BlockRef(number, BlockHash(block_hash))
             for number, block_hash in msgspec.json.decode(row["confirmations"] or "[]")
         ),
+        protect_reason=row["protect_reason"],
     )
 
 

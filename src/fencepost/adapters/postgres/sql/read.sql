@@ -3,7 +3,9 @@
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined, t.receipt,
-       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
+       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM managed_tx t
  WHERE t.tx_id = $1
 
@@ -12,7 +14,9 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined, NULL::json AS receipt,
-       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
+       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM managed_tx t
  WHERE t.tx_id = ANY ($1::uuid[])
 
@@ -21,7 +25,9 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined, t.receipt,
-       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
+       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.request_id = $3
 
@@ -30,7 +36,9 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
 SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_until, t.state, t.sub_state,
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined, t.receipt,
-       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at
+       t.confirmations, t.tags, t.created_at, t.updated_at, t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM tx_attempt a
   JOIN managed_tx t ON t.tx_id = a.tx_id
  WHERE a.chain_id = ANY ($1::bigint[]) AND a.tx_hash = $2
@@ -41,13 +49,18 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
-       t.finished_at
+       t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM managed_tx t
  WHERE t.tx_id < $1
    AND ($2::bigint IS NULL OR t.chain_id = $2)
    AND ($3::text[] IS NULL OR t.signer = ANY ($3))
    AND ($4::text[] IS NULL OR t.state = ANY ($4))
-   AND ($5::text[] IS NULL OR t.sub_state = ANY ($5))
+   AND ($5::text[] IS NULL OR t.sub_state = ANY ($5)
+        OR ('PROTECT' = ANY ($5) AND t.is_live AND t.receipt IS NULL
+            AND EXISTS (SELECT FROM signer_nonce_cursor c
+                         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT')))
    AND ($6::timestamptz IS NULL OR t.created_at >= $6)
    AND ($7::timestamptz IS NULL OR t.created_at < $7)
  ORDER BY t.tx_id DESC
@@ -59,14 +72,19 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
        t.nonce, t.ending, t.error, t.submit_count, t.tx_hash, t.block_number, t.block_hash,
        t.receipt IS NOT NULL AS is_mined,
        CASE WHEN $9 THEN t.receipt END AS receipt, t.confirmations, t.tags, t.created_at, t.updated_at,
-       t.finished_at
+       t.finished_at,
+       (SELECT c.reason FROM signer_nonce_cursor c
+         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT') AS protect_reason
   FROM managed_tx t
  WHERE t.tx_id < $1
    AND t.tags @> $10::text[] AND t.tags <> '{}'
    AND ($2::bigint IS NULL OR t.chain_id = $2)
    AND ($3::text[] IS NULL OR t.signer = ANY ($3))
    AND ($4::text[] IS NULL OR t.state = ANY ($4))
-   AND ($5::text[] IS NULL OR t.sub_state = ANY ($5))
+   AND ($5::text[] IS NULL OR t.sub_state = ANY ($5)
+        OR ('PROTECT' = ANY ($5) AND t.is_live AND t.receipt IS NULL
+            AND EXISTS (SELECT FROM signer_nonce_cursor c
+                         WHERE c.chain_id = t.chain_id AND c.signer = t.signer AND c.state = 'PROTECT')))
    AND ($6::timestamptz IS NULL OR t.created_at >= $6)
    AND ($7::timestamptz IS NULL OR t.created_at < $7)
  ORDER BY t.tx_id DESC
