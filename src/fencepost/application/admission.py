@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fencepost.application.ports import Observer
 from fencepost.domain.ids import Signer
-from fencepost.domain.states import State
+from fencepost.domain.states import CursorState, State, SubState
 from fencepost.errors import Overloaded
 
 # Requests that this process has read but not stored yet.
@@ -34,6 +34,17 @@ class Sample:
     @property
     def queued(self) -> Mapping[Signer, int]:
         return self.counts.get(State.QUEUED, {})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSample:
+    """Counts and ages from the database that alerts are made of."""
+
+    signers: Mapping[CursorState, int] = field(default_factory=dict)
+    without_lease: int = 0  # signers with work whose lease no node holds
+    oldest_queued_s: float = 0.0
+    oldest_in_flight_s: float = 0.0  # of the transactions with a nonce that are in no block
+    sub_states: Mapping[SubState, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ MIN_READING_LIFE_S: Final = 1.0
 SENT_LATER_TEXT: Final = "; it is sent when the balance suffices"
 
 # An unknown balance covers everything.
-_UNLIMITED_WEI: Final = 2**512
+UNLIMITED_WEI: Final = 2**512
 
 # The error on a request is updated when the missing amount changes by more than one part in this many.
 _SIGNIFICANT_PART: Final = 10
@@ -61,7 +61,7 @@ async def read(lane: Lane) -> Funds:
     try:
         balance_wei = await lane.ports.chain.balance_wei(lane.signer.address)
     except RpcError:
-        sending.funds = Funds(now_s, _UNLIMITED_WEI, 0, _UNLIMITED_WEI)
+        sending.funds = Funds(now_s, UNLIMITED_WEI, 0, UNLIMITED_WEI)
         return sending.funds
     in_flight_wei = sum(_max_cost_wei(lane, tx) for tx in lane.unmined)
     sending.funds = Funds(now_s, balance_wei, in_flight_wei, balance_wei - in_flight_wei)

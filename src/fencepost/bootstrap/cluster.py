@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,20 +13,24 @@ from importlib.metadata import version
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres.database import DatabaseHistory, Pools, is_failure, start_failures_explained
-from fencepost.adapters.postgres.nodes import PostgresMembers, node_address, take_sample
+from fencepost.adapters.postgres.nodes import PostgresMembers, node_address, take_cluster_sample, take_sample
 from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.admission import AdmissionControl
+from fencepost.application.chain_view import ChainView
 from fencepost.application.forwarding import ForwardTokens
+from fencepost.application.funds import UNLIMITED_WEI
+from fencepost.application.lane import Lane
 from fencepost.application.membership import Member
 from fencepost.domain.ids import Address
 from fencepost.runtime.membership import Membership
-from fencepost.runtime.metrics import Metrics, PoolUse
+from fencepost.runtime.metrics import EndpointGauges, Metrics, PoolUse
 from fencepost.runtime.node import Node
 from fencepost.runtime.observer import NodeObserver
-from fencepost.runtime.queue_sampler import QueueSampler
+from fencepost.runtime.queue_sampler import ClusterSampler, QueueSampler
 from fencepost.runtime.routing import Router
 from fencepost.settings import Settings
 from fencepost.tasks.service_loop import FailureLog, run_service_loop
@@ -132,6 +137,7 @@ async def join_cluster(
     history.on_change = node.history_changed
     node.lease_releaser.announce_freed = notifier.freed
     notifier.on_members = membership.wake.set
+    cluster = ClusterSampler(partial(take_cluster_sample, pools.work), node.clock, observer.metrics)
     _register_gauges(observer.metrics, node, pools.work)
     with start_failures_explained():
         await membership.join()
@@ -142,6 +148,9 @@ async def join_cluster(
             )
         ),
         asyncio.create_task(run_service_loop(sampling.turn, failure_log=FailureLog("sampling", is_failure))),
+        asyncio.create_task(
+            run_service_loop(cluster.turn, failure_log=FailureLog("cluster sampling", is_failure))
+        ),
     ]
     try:
         yield membership
@@ -168,3 +177,59 @@ def _register_gauges(metrics: Metrics, node: Node, pool: Pool) -> None:
     metrics.watch(
         held=lambda: len(node.lanes), waiting=lambda: node.lanes.waiting, pool=lambda: pool_use(pool)
     )
+    metrics.watch_lanes(
+        deferred=lambda: sum(len(lane.deferred) for lane in node.lanes),
+        balance_ether=lambda: min(_balances_wei(node), default=math.nan) / _WEI_PER_ETHER,
+        left=lambda: min(map(_transfers_left, node.lanes), default=math.inf),
+    )
+    for chain_id, view in node.chain_views.items():
+        metrics.watch_chain(
+            chain_id,
+            head=partial(_head, view),
+            still_s=lambda view=view: view.head_still_for_s or 0.0,  # type: ignore[misc]
+            silent_s=partial(_silent_s, view),
+            endpoints=_endpoint_gauges(view),
+        )
+
+
+_WEI_PER_ETHER = 10**18
+_TRANSFER_GAS = 21_000
+
+
+def _head(view: ChainView) -> int:
+    return max(0, view.view.head)
+
+
+def _silent_s(view: ChainView) -> float:
+    return view.chain.silent_for_s
+
+
+def _balances_wei(node: Node) -> list[int]:
+    """Return the balances that lanes have read and that are known."""
+    return [
+        funds.balance_wei
+        for lane in node.lanes
+        if (funds := lane.sending.funds) is not None and funds.balance_wei < UNLIMITED_WEI
+    ]
+
+
+def _transfers_left(lane: Lane) -> float:
+    """Return how many plain transfers the balance pays at the last quoted price; infinite if one of them is unknown."""
+    funds, quoted = lane.sending.funds, lane.sending.quoted
+    if funds is None or quoted is None or not quoted[1].fee_cap_wei:
+        return math.inf
+    return max(0, funds.left_wei) // (_TRANSFER_GAS * quoted[1].fee_cap_wei)
+
+
+def _endpoint_gauges(view: ChainView) -> dict[str, EndpointGauges]:
+    if not isinstance(view.chain, EvmChain):
+        return {}
+    endpoints = view.chain.endpoints
+    return {
+        endpoint.rpc.endpoint: EndpointGauges(
+            is_up=lambda endpoint=endpoint: 0.0 if endpoint.failures else 1.0,  # type: ignore[misc]
+            head_lag=partial(endpoints.head_lag, endpoint),
+            is_wrong=lambda endpoint=endpoint: 0.0 if endpoint.wrong_since_s is None else 1.0,  # type: ignore[misc]
+        )
+        for endpoint in endpoints.all
+    }

@@ -8,6 +8,7 @@ signer is a label only if `metrics.signer_labels` is on.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from fencepost.application.admission import ClusterSample
 from fencepost.application.ports import TxChange
 from fencepost.domain.ids import Signer
 from fencepost.domain.send_result import SendCategory
-from fencepost.domain.states import LIVE, TERMINAL, State
+from fencepost.domain.states import LIVE, TERMINAL, CursorState, State, SubState
 from fencepost.runtime.histogram import Histogram
 
 Word = TypeVar("Word", bound=str)
@@ -92,6 +94,15 @@ class PoolUse:
     maximum: int
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointGauges:
+    """Read the state of one endpoint, as the last calls left it."""
+
+    is_up: Callable[[], float]
+    head_lag: Callable[[], float]
+    is_wrong: Callable[[], float]
+
+
 class _Counters(dict[tuple[str, ...], Counter]):
     """Cache a counter's children by their labels: the library's lookup costs more than the counting."""
 
@@ -118,6 +129,9 @@ class Metrics:
         self._work()
         self._external_metrics()
         self._nonce_service()
+        self._cluster()
+        self._chains()
+        self._begin_series()
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "acquire": self._on_acquire,
             "renew": self._on_renew,
@@ -233,6 +247,66 @@ class Metrics:
             "database_history_changed_total", "How often the database came back with another history."
         )
 
+    def _cluster(self) -> None:
+        self.signers = self._gauge("signers", "Signers in the database by state.", "state")
+        self.signers_without_lease = self._gauge(
+            "signers_without_lease", "Signers with work whose lease no node holds."
+        )
+        self.tx_sub_state = self._gauge(
+            "tx_sub_state", "Live transactions in the database by sub-state.", "sub_state"
+        )
+        self.tx_oldest_seconds = self._gauge(
+            "tx_oldest_seconds",
+            "Age of the oldest live transaction: queued without a nonce, or in_flight with a nonce and in no block.",
+            "stage",
+        )
+        self.deferred_writes = self._gauge(
+            "deferred_writes", "Results of sends that the lanes of this node have not stored yet."
+        )
+        self.signer_balance_ether = self._gauge(
+            "signer_balance_min_ether",
+            "Lowest balance among the signers of this node; NaN until one was read.",
+        )
+        self.signer_balance_ether.set(math.nan)
+        self.transactions_left = self._gauge(
+            "signer_transactions_left_min",
+            "Lowest number of plain transfers at the current price that a signer of this node can pay; +Inf if unknown.",
+        )
+        self.transactions_left.set(math.inf)
+
+    def _chains(self) -> None:
+        self.chain_head = self._gauge(
+            "chain_head", "Number of the newest block that this node has seen.", "chain"
+        )
+        self.chain_head_still = self._gauge(
+            "chain_head_still_seconds", "For how long this node has seen no new block.", "chain"
+        )
+        self.chain_silent = self._gauge(
+            "chain_silent_seconds", "For how long no endpoint of the chain has answered this node.", "chain"
+        )
+        self.rpc_up = self._gauge("rpc_up", "1 if the endpoint's last call succeeded, else 0.", "endpoint")
+        self.rpc_head_lag = self._gauge(
+            "rpc_head_lag_blocks", "Blocks that the endpoint is behind the best one.", "endpoint"
+        )
+        self.rpc_wrong_chain = self._gauge(
+            "rpc_wrong_chain", "1 while the endpoint serves another chain and is not used.", "endpoint"
+        )
+
+    def _begin_series(self) -> None:
+        """Create every series whose labels are known, so that an alert sees the first increment."""
+        self.cluster_sampled(ClusterSample())
+        begun: list[tuple[_Counters, Iterable[str]]] = [
+            (self.lease_acquire, ("acquired", "missed")),
+            (self.lease_renew, ("renewed", "fenced", "error")),
+            (self.tx_finished, TERMINAL),
+        ]
+        if not self._signers:
+            self.sampled({})
+            begun += [(self.tx_submit, SendCategory), (self.receipt_check, ("found", "missing", "error"))]
+        for counters, labels in begun:
+            for label in labels:
+                counters[label,].inc(0)
+
     def _nonce_service(self) -> None:
         self.nonce_allocated = self._counters(
             "nonce_allocated_total", "Nonces allocated by the nonce service.", "scheme"
@@ -308,6 +382,42 @@ class Metrics:
             for state in LIVE:
                 self.tx_state.labels(state, str(signer)).set(counts.get(state, {}).get(signer, 0))
         self._seen_signers = signers
+
+    def cluster_sampled(self, sample: ClusterSample) -> None:
+        """Set the gauges that come from the database."""
+        for state in CursorState:
+            self.signers.labels(state).set(sample.signers.get(state, 0))
+        for sub_state in SubState:
+            self.tx_sub_state.labels(sub_state).set(sample.sub_states.get(sub_state, 0))
+        self.signers_without_lease.set(sample.without_lease)
+        self.tx_oldest_seconds.labels("queued").set(sample.oldest_queued_s)
+        self.tx_oldest_seconds.labels("in_flight").set(sample.oldest_in_flight_s)
+
+    def watch_chain(
+        self,
+        chain_id: int,
+        *,
+        head: Callable[[], int],
+        still_s: Callable[[], float],
+        silent_s: Callable[[], float],
+        endpoints: Mapping[str, EndpointGauges],
+    ) -> None:
+        """Set the functions that give the gauges of a chain and its endpoints their values at each scrape."""
+        self.chain_head.labels(str(chain_id)).set_function(head)
+        self.chain_head_still.labels(str(chain_id)).set_function(still_s)
+        self.chain_silent.labels(str(chain_id)).set_function(silent_s)
+        for name, endpoint in endpoints.items():
+            self.rpc_up.labels(name).set_function(endpoint.is_up)
+            self.rpc_head_lag.labels(name).set_function(endpoint.head_lag)
+            self.rpc_wrong_chain.labels(name).set_function(endpoint.is_wrong)
+
+    def watch_lanes(
+        self, *, deferred: Callable[[], int], balance_ether: Callable[[], float], left: Callable[[], float]
+    ) -> None:
+        """Set the functions for what the lanes of this node know."""
+        self.deferred_writes.set_function(deferred)
+        self.signer_balance_ether.set_function(balance_ether)
+        self.transactions_left.set_function(left)
 
     def watch(
         self, *, held: Callable[[], int], waiting: Callable[[], int], pool: Callable[[], PoolUse]

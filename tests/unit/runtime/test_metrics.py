@@ -271,6 +271,7 @@ _WORDS = {
     "for",
     "or",
     "and",
+    "up",  # of Prometheus itself
 }
 
 

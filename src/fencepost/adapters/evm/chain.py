@@ -185,6 +185,11 @@ class EvmChain(Chain):
     def silent_for_s(self) -> float:
         return self._endpoints.silent_for_s
 
+    @property
+    def endpoints(self) -> Endpoints:
+        """Return the endpoints, for the metrics of each."""
+        return self._endpoints
+
     async def check_identity(self) -> None:
         await self._identity_batcher.ask([None])
 

@@ -208,6 +208,10 @@ class Endpoints:
         endpoint.succeeded(seconds=self._clock() - started_s, is_send=is_send)
         self._silent_since_s = None
 
+    def head_lag(self, endpoint: Endpoint) -> int:
+        """Return how many blocks the endpoint is behind the best one, by the last heads that were read."""
+        return max((other.head for other in self.all), default=0) - endpoint.head
+
     def healthy(self) -> list[Endpoint]:
         """Return the healthy endpoints, best first; all of them if all back off."""
         now_s = self._clock()

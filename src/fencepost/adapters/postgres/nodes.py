@@ -8,10 +8,10 @@ from uuid import UUID
 
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.queries import sql
-from fencepost.application.admission import Sample
+from fencepost.application.admission import ClusterSample, Sample
 from fencepost.application.membership import Member, NodeView
 from fencepost.domain.ids import Signer
-from fencepost.domain.states import State
+from fencepost.domain.states import CursorState, State, SubState
 
 
 class PostgresMembers:
@@ -103,6 +103,23 @@ async def take_sample(pool: Pool) -> Sample:
         if key_id is not None and state == State.QUEUED:
             queued_by_key[key_id] += sum(counted)
     return Sample(dict(counts), frozenset(seconds_row), queued_by_key)
+
+
+async def take_cluster_sample(pool: Pool) -> ClusterSample:
+    row = await pool.fetchrow(sql("sample_cluster"))
+    if row is None:
+        return ClusterSample()
+    return ClusterSample(
+        signers={
+            CursorState.ACTIVE: row["active"],
+            CursorState.PAUSED: row["paused"],
+            CursorState.PROTECT: row["protected"],
+        },
+        without_lease=row["without_lease"],
+        oldest_queued_s=row["oldest_queued_s"],
+        oldest_in_flight_s=row["oldest_in_flight_s"],
+        sub_states=Counter(SubState(text) for text in row["sub_states"] or ()),
+    )
 
 
 async def soonest_expiry_s(pool: Pool, incarnation: UUID) -> float | None:
