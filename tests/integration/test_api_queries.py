@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from fencepost.adapters.evm.endpoints import Endpoints
-from fencepost.api.system import SILENT_AFTER_S
+from fencepost.api.transactions import SILENT_AFTER_S
 from fencepost.application.api_keys import Scope
 from fixtures.anvil import TestChain
 from fixtures.api import RECEIVER, ApiServer, open_api
@@ -249,6 +249,18 @@ async def test_readiness_names_the_chain_that_is_silent(
     monkeypatch.setattr(Endpoints, "silent_for_s", SILENT_AFTER_S)
     ready = await api.get("//readyz")
     assert (ready.status, ready.json["silentChainIds"]) == (200, [31337])
+    assert (ready.json["intake"], ready.json["sending"]) == (True, False)
+
+
+async def test_a_silent_chain_makes_a_node_unready_if_the_settings_say_so(
+    dsn: str, anvil: TestChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_api(dsn, anvil, api__ready_needs_chain="true") as api:
+        assert (await api.get("//readyz")).json["sending"] is True
+        monkeypatch.setattr(Endpoints, "silent_for_s", SILENT_AFTER_S)
+        ready = await api.get("//readyz")
+        assert ready.problem[:2] == (503, "chain_unavailable")
+        assert "intake works, sending does not" in ready.json["detail"]
 
 
 async def test_the_nonce_is_hidden_without_the_permission_to_see_it(dsn: str, anvil: TestChain) -> None:

@@ -154,7 +154,7 @@ async def test_usage_and_environment_errors_exit_with_2(terminal: Terminal) -> N
     for arguments, says in [
         (("send", "--to", RECEIVER), "--from"),
         (("send", "--from", me), "--to"),
-        (("send", "--from", me, "--to", RECEIVER, "--value=0.1"), "fraction of a wei"),
+        (("send", "--from", me, "--to", RECEIVER, "--value=0.1"), "did you mean 0.1ether?"),
         (("send", "--from", me, "--to", RECEIVER, "--timeout=soon"), "duration"),
         (("send", "--from", "0x12", "--to", RECEIVER), "signer"),
         (("send", "--from", "0x" + "11" * 20, "--to", RECEIVER), "No key is configured"),
@@ -208,7 +208,7 @@ async def test_signers_are_shown_and_commanded(terminal: Terminal) -> None:
     assert "PROTECT: strange" in (await terminal.run("signer", "show", me))[0]
     await terminal.run("signer", "resume", me, code=1)  # it is protected, not paused
     out, _ = await terminal.run("signer", "unprotect", me, "--decision=keep", "--reason=fine")
-    assert out == "unprotect: active, keep\n"
+    assert out.startswith("unprotect: active, keep: the next nonce stays ")
     out, _ = await terminal.run("nodes")
     assert "node-1" in out
     assert "this node" in out

@@ -95,6 +95,7 @@ class Dependencies:
     accepting_nodes: Literal["any", "leader"]
     lease_duration_s: float
     required_confirmations: int | str
+    ready_needs_chain: bool = False  # a silent chain makes the node unready
     metrics: Callable[[], bytes] = bytes  # the metrics in the Prometheus text format
     nonces: NonceAllocator | None = None  # None: the nonce service is off
     forward_tokens: ForwardTokens | None = None  # None: this node accepts no forwarded requests

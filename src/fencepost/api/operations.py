@@ -440,10 +440,10 @@ def _node() -> list[Operation]:
         ("healthz", "Check that the process is alive.", system.alive, StatusOut, ()),
         (
             "readyz",
-            "Check that the node accepts requests.",
+            "Check that the node accepts requests, and report whether it can send them.",
             system.ready,
             ReadyOut,
-            ("database_unavailable",),
+            ("database_unavailable", "chain_unavailable"),
         ),
         ("version", "Get the version, the name and the chains of this node.", system.version, VersionOut, ()),
     ]

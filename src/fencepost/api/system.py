@@ -20,17 +20,38 @@ async def alive(_call: RequestContext) -> Response:
 async def ready(call: RequestContext) -> Response:
     """Check that the node accepts requests: the database responds and is writable.
 
-    A silent chain is named and changes nothing else: requests for it are stored and wait until it responds.
+    A silent chain is named. It makes the node unready only if `api.ready_needs_chain` is on: by default requests for it
+    are stored and wait until it responds.
     """
     async with asyncio.timeout(READY_TIMEOUT_S):
         writable = await call.services.reader.ping()
     if not writable:
-        raise ApiError("database_unavailable", "the database is read-only", retry_after_s=1)
+        raise ApiError(
+            "database_unavailable",
+            "the database is read-only: neither intake nor sending works",
+            retry_after_s=1,
+        )
     services = call.services
     silent = sorted(
         chain_id for chain_id, chain in services.chains.items() if chain.silent_for_s >= SILENT_AFTER_S
     )
-    return Response(ReadyOut(status="ready", database=True, node=services.node.name, silent_chain_ids=silent))
+    if silent and services.ready_needs_chain:
+        chains = ", ".join(map(str, silent))
+        raise ApiError(
+            "chain_unavailable",
+            f"intake works, sending does not: no endpoint of chain {chains} answers",
+            retry_after_s=1,
+        )
+    return Response(
+        ReadyOut(
+            status="ready",
+            database=True,
+            node=services.node.name,
+            silent_chain_ids=silent,
+            intake=True,
+            sending=not silent,
+        )
+    )
 
 
 async def version(call: RequestContext) -> Response:

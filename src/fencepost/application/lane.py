@@ -90,6 +90,7 @@ class LaneSettings:
     resubmit_enabled: bool = True
     resubmit_interval_s: float = 60.0
     resubmit_max_attempts: int = 0
+    stuck_after_resubmits: int = 0  # then it is marked STUCK and still resubmitted; 0 never
     required: int | Literal["safe", "finalized"] = 20
     stale_receipt_timeout_s: float = 60.0
     fetch_receipt_upon_entry: bool = False

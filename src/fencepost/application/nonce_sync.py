@@ -372,7 +372,7 @@ async def _start_strict(lane: Lane, *, latest: int, pending: int) -> Cursor | No
     await protect(
         lane,
         f"nonce.start_from is {start_from}, but the chain's nonce is {latest}:"
-        f' the address was used before{used}; set nonce.start_from = "chain" to continue from its nonce',
+        f" the address was used before{used}; unprotect with the decision adopt to continue from the chain's nonce",
     )
     return None
 

@@ -264,7 +264,11 @@ async def _unprotect(lane: Lane, command: Command, cursor: Cursor, details: dict
     elif decision == "adopt":
         await _adopt(lane, command, details)
     elif decision == "keep":
-        await _reactivate(lane, command, cursor, details, [])
+        did = (
+            f"the next nonce stays {cursor.next_nonce}; {len(lane.unmined)} transactions in flight are sent again, and"
+            " PROTECT returns if the chain still differs"
+        )
+        await _reactivate(lane, command, cursor, details, [], did=did)
     else:
         await _reject(
             lane,
@@ -305,22 +309,31 @@ async def _adopt(lane: Lane, command: Command, details: dict[str, str | None]) -
     if consumed.attached:  # the database lost commits: more signed bytes may have been sent
         cursor = cursor.changed(is_doubted=True)
     changes = [_superseded(lane, tx, by=command.author) for tx in consumed.lost]
-    await _reactivate(
-        lane, command, cursor.changed(next_nonce=next_nonce), details, [*consumed.attached, *changes]
+    did = (
+        f"the next nonce is {next_nonce}, it was {cursor.next_nonce}; {len(consumed.attached)} requests were found on the"
+        f" chain and attached, {len(changes)} transactions lost their nonce and fail when that is final"
     )
+    adopted = cursor.changed(next_nonce=next_nonce)
+    await _reactivate(lane, command, adopted, details, [*consumed.attached, *changes], did=did)
 
 
 async def _reactivate(
-    lane: Lane, command: Command, cursor: Cursor, details: dict[str, str | None], changes: Sequence[TxChange]
+    lane: Lane,
+    command: Command,
+    cursor: Cursor,
+    details: dict[str, str | None],
+    changes: Sequence[TxChange],
+    *,
+    did: str,
 ) -> None:
-    """Make the signer active again, in the same commit as all changes of the decision."""
+    """Make the signer active again, in the same commit as all changes of the decision. `did` says what it does."""
     decision = command.detail["decision"]
     active = cursor.changed(state=CursorState.ACTIVE, reason=None)
     await lane.commit(
         changes,
         cursor=active,
         entries=[JournalEntry("Unprotect", {**details, "decision": decision, "next": active.next_nonce})],
-        done_commands=[(command.id, _outcome(active, f"active, {decision}"))],
+        done_commands=[(command.id, _outcome(active, f"active, {decision}: {did}"))],
         op="unprotect",
     )
     _restart_sequence(lane)

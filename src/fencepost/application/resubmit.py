@@ -26,6 +26,8 @@ from fencepost.domain.transaction_state import ManagedTx, Purpose
 
 MAX_TXS_PER_BATCH = 100
 
+_MAY_BE_STUCK = frozenset({None, SubState.STALE})
+
 # A stuck hook that has not answered after this time has failed. Its lane does nothing else meanwhile.
 STUCK_HOOK_TIMEOUT_S = 3.0
 
@@ -62,12 +64,34 @@ async def resubmit(lane: Lane) -> int:
         return 0
     interval_s = lane.settings.resubmit_interval_s
     claims = [
-        lane.change(tx, partial(transaction_state.claim_send, due_s=now_s + interval_s, resubmit=True))
+        lane.change(
+            tx,
+            *_stuck_mark(lane, tx),
+            partial(transaction_state.claim_send, due_s=now_s + interval_s, resubmit=True),
+        )
         for tx in again
     ]
     claimed = await lane.commit(claims, op="claim_resubmit")
     await send(lane, claimed)
     return len(claimed)
+
+
+def _stuck_mark(lane: Lane, tx: ManagedTx) -> list[partial[transaction_state.Transition]]:
+    """Return the step that marks a transaction STUCK after many resubmissions, in the same write as the next claim.
+
+    If the process dies before the write, the next lease holder marks it; after the write it is marked and sent when due.
+    """
+    limit = lane.settings.stuck_after_resubmits
+    if not limit or tx.submit_count <= limit or tx.sub_state not in _MAY_BE_STUCK or tx.ending is not None:
+        return []
+    if tx.latest.purpose is Purpose.FILLER:
+        return []
+    reason = (
+        f"no receipt after {tx.submit_count} sends; the same bytes are sent again every"
+        f" {lane.settings.resubmit_interval_s:g} s"
+    )
+    lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
+    return [partial(transaction_state.mark_stuck, reason=reason)]
 
 
 def _make_next_delegated_due(lane: Lane, now_s: float) -> None:

@@ -80,6 +80,7 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         accepting_nodes=settings.api.intake,
         lease_duration_s=settings.lease.duration_s,
         required_confirmations=settings.confirmations.required,
+        ready_needs_chain=settings.api.ready_needs_chain,
         metrics=running.observer.metrics.render,
         nonces=running.nonces,
         forward_tokens=running.forward_tokens,

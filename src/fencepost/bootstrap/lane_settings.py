@@ -39,6 +39,7 @@ def lane_settings_for(settings: Settings, of_signer: SignerSettings) -> LaneSett
         resubmit_enabled=settings.resubmit.enabled,
         resubmit_interval_s=settings.resubmit.interval_s,
         resubmit_max_attempts=settings.resubmit.max_attempts,
+        stuck_after_resubmits=settings.resubmit.stuck_after,
         required=settings.confirmations.required,
         stale_receipt_timeout_s=settings.confirmations.stale_receipt_timeout_s,
         fetch_receipt_upon_entry=settings.confirmations.fetch_receipt_upon_entry,

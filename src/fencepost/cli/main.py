@@ -54,6 +54,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
+@click.version_option(package_name="fencepost", message="%(version)s")
 def cli() -> None:
     """Fencepost, a transaction manager for EVM chains: no nonce is used twice or skipped, with any number of nodes."""
 

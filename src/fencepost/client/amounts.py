@@ -20,7 +20,8 @@ def wei(text: str) -> int:
     if unit not in DECIMALS:
         raise ValueError(f"{unit[:20]!r} is not a unit: use one of {', '.join(DECIMALS)}")
     if len(fraction) > DECIMALS[unit]:
-        raise ValueError(f"{text[:40]!r} has a fraction of a wei")
+        hint = f"; did you mean {written[1]}.{written[2]}ether?" if not written[3] else ""
+        raise ValueError(f"{text[:40]!r} has a fraction of a wei{hint}")
     amount = int(whole + fraction.ljust(DECIMALS[unit], "0"))
     if amount > MAX_WEI:
         raise ValueError(f"{text[:40]!r} is more than 2^256-1 wei")

@@ -234,12 +234,17 @@ class StatusOut(_Out):
 
 
 class ReadyOut(_Out):
-    """Readiness. `silentChainIds` has the chains without an endpoint that answers: requests for them are accepted and wait."""
+    """Readiness. `intake`: requests are stored. `sending`: an endpoint of every chain answers, so they are sent, too.
+
+    `silentChainIds` has the chains without an endpoint that answers: requests for them are accepted and wait.
+    """
 
     status: str
     database: bool
     node: str
     silent_chain_ids: list[int]
+    intake: bool
+    sending: bool
 
 
 class VersionOut(_Out):

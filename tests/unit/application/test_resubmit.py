@@ -22,6 +22,7 @@ def bench() -> Bench:
 
 
 INTERVAL_S = QUICK.resubmit_interval_s
+LEASE_OVER_S = 60.0
 
 
 async def test_the_same_bytes_are_sent_again_after_the_interval_and_not_before(bench: Bench) -> None:
@@ -254,3 +255,44 @@ async def test_every_send_counts_including_new_bytes(bench: Bench) -> None:
     tx = bench.tx(tx_id)
     assert len(tx.attempts) > 1
     assert tx.submit_count == len(bench.chain.sent) == sum(attempt.sent_count for attempt in tx.attempts)
+
+
+async def test_after_many_resubmissions_it_is_stuck_and_still_sent(bench: Bench) -> None:
+    node = bench.node(replace(QUICK, stuck_after_resubmits=2))
+    tx_id = await bench.request()
+    await node.turn()
+    for sends in (2, 3):
+        bench.clock.advance(INTERVAL_S)
+        await node.turn()
+        assert bench.tx(tx_id).submit_count == sends
+    before = bench.tx(tx_id).sub_state
+    bench.clock.advance(INTERVAL_S)
+    await node.turn()
+    assert before is not SubState.STUCK
+    assert bench.tx(tx_id).sub_state is SubState.STUCK
+    assert "no receipt after 3 sends" in (bench.tx(tx_id).error or "")
+    sent = len(bench.chain.sent)
+    bench.clock.advance(INTERVAL_S)
+    await node.turn()
+    assert len(bench.chain.sent) == sent + 1
+    assert bench.events(tx_id).count("Stuck") == 1
+    bench.chain.mine()
+    await node.turn()
+    assert bench.tx(tx_id).sub_state is None
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+async def test_a_crash_around_the_mark_neither_loses_nor_doubles_it(bench: Bench, commits: int) -> None:
+    node = bench.node(replace(QUICK, stuck_after_resubmits=1))
+    tx_id = await bench.request()
+    await node.turn()
+    for _ in range(1 + commits):
+        bench.clock.advance(INTERVAL_S)
+        await node.turn()
+    bench.clock.advance(LEASE_OVER_S)
+    successor = bench.node(replace(QUICK, stuck_after_resubmits=1))
+    for _ in range(2):
+        bench.clock.advance(INTERVAL_S)
+        await successor.turn()
+    assert bench.tx(tx_id).sub_state is SubState.STUCK
+    assert bench.events(tx_id).count("Stuck") == 1

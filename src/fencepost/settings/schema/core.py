@@ -181,6 +181,11 @@ class Resubmit:
     max_attempts: int = setting(
         Integer(0, 1_000_000), 0, "How often the same bytes are resubmitted; 0 means no limit."
     )
+    stuck_after: int = setting(
+        Integer(0, 1_000_000),
+        10,
+        "After how many resubmissions a transaction without a receipt is marked STUCK; it is still resubmitted. 0 never marks.",
+    )
     stuck_hook: str = setting(
         Text("module:function", r"(?:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)?", 200),
         "",
@@ -356,6 +361,11 @@ class Api:
         Integer(1, 100_000),
         256,
         "How many calls per API key may wait at a node at the same time: with wait, for a command, or for a hash on /rpc.",
+    )
+    ready_needs_chain: bool = setting(
+        Flag(),
+        False,
+        "Whether /readyz fails while no endpoint of a chain answers. If off, it fails only without the database.",
     )
     intake: Literal["any", "leader"] = setting(
         Choice(("any", "leader")),
