@@ -18,6 +18,7 @@ _COMMANDS = {
     "demo": "fencepost.cli.demo:demo",
     "send": "fencepost.cli.send:send",
     "call-contract": "fencepost.cli.send:call_contract",
+    "deploy": "fencepost.cli.send:deploy",
     "tx": "fencepost.cli.tx:tx",
     "status": "fencepost.cli.status:status",
     "signer": "fencepost.cli.signer:signer",

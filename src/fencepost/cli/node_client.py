@@ -17,7 +17,7 @@ import msgspec
 
 from fencepost import settings
 from fencepost.client import Client, wei
-from fencepost.client.errors import NotFound, NotReached, WrongState
+from fencepost.client.errors import NotAuthenticated, NotFound, NotReached, WrongState
 from fencepost.settings.numeric_types import Duration
 
 OK, NO, FAILURE, OUTCOME_UNKNOWN = 0, 1, 2, 3
@@ -48,6 +48,14 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
             except (NotFound, WrongState, NotReached) as error:
                 click.echo(f"fencepost: {error}", err=True)
                 return NO
+            except NotAuthenticated as error:
+                hint = (
+                    "the key in FENCEPOST_API_KEY is not valid"
+                    if api_key
+                    else "set FENCEPOST_API_KEY to an API key"
+                )
+                click.echo(f"fencepost: {error}: {hint} (fencepost keys create makes one)", err=True)
+                return FAILURE
 
     return with_client
 

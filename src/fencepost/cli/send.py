@@ -10,16 +10,21 @@ import functools
 import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import click
 
 from fencepost.cli.arguments import arguments
+from fencepost.cli.artifacts import constructor_signature, method_signature, read_artifact
 from fencepost.cli.node_client import FAILURE, OUTCOME_UNKNOWN, SECONDS, WEI, node_options
 from fencepost.cli.tx_rendering import MILESTONES, finish, follow, not_reached
 from fencepost.client import Client, Milestone, SendParams, TxOut
 from fencepost.client.errors import ClientError, NotReached, RequestConflict
+from fencepost.errors import InvalidRequest
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 def _request_id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -90,13 +95,45 @@ def send(*, to: str | None, data: str) -> dict[str, Any]:
 @click.argument("address")
 @click.argument("signature")
 @click.argument("words", nargs=-1, metavar="[ARG]...")
+@click.option(
+    "--abi",
+    "abi_file",
+    type=_FILE,
+    help="A file with the contract's ABI, or an artifact of Foundry or Hardhat.",
+)
 @_transaction_options
-def call_contract(*, address: str, signature: str, words: tuple[str, ...]) -> dict[str, Any]:
+def call_contract(
+    *, address: str, signature: str, words: tuple[str, ...], abi_file: Path | None
+) -> dict[str, Any]:
     """Send a transaction that calls a contract method, such as "transfer(address,uint256)".
 
-    Write arrays and tuples as JSON. Put -- before the first argument if one starts with a minus.
+    With --abi the method may be a name, such as transfer. Write arrays and tuples as JSON. Put -- before the first argument
+    if one starts with a minus.
     """
+    if abi_file is not None and "(" not in signature:
+        signature = method_signature(read_artifact(abi_file).abi, signature, len(words))
     return {"to": address, "method": signature, "args": arguments(signature, words)}
+
+
+@click.command()
+@click.argument("artifact", type=_FILE)
+@click.argument("words", nargs=-1, metavar="[ARG]...")
+@_transaction_options
+def deploy(*, artifact: Path, words: tuple[str, ...]) -> dict[str, Any]:
+    """Deploy a contract from an artifact of Foundry or Hardhat, with the arguments of its constructor.
+
+    With --wait=mined or later, the contract's address is printed.
+    """
+    found = read_artifact(artifact)
+    if not found.bytecode:
+        raise InvalidRequest(f"{artifact} has no bytecode", field="artifact")
+    constructor = constructor_signature(found.abi)
+    values = arguments(constructor, words)
+    return (
+        {"to": None, "data": found.bytecode, "abi": found.abi, "args": values}
+        if values
+        else {"to": None, "data": found.bytecode}
+    )
 
 
 def _send(
@@ -115,6 +152,8 @@ def _send(
             return not_reached(client, error, as_json=as_json)
         except ClientError as error:
             return _not_followed(error, tx, request_id)
+        if params.get("to") is None and tx.block_number is not None:
+            tx = client.get(tx.tx_id, include=("receipt",))  # it names the contract
     return finish(tx, as_json=as_json)
 
 

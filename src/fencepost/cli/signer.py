@@ -17,6 +17,7 @@ from fencepost.client import Client, CommandOut, SignerOut
 from fencepost.client.amounts import in_ether
 from fencepost.client.endpoints import Decision
 from fencepost.errors import SettingError
+from fencepost.schemas.responses import ChainNonces
 from fencepost.settings import Loaded
 
 _STYLES = {"ACTIVE": "green", "PAUSED": "yellow", "PROTECT": "red"}
@@ -103,13 +104,19 @@ def show(*, address: str, chain_id: int | None, client: Client, as_json: bool) -
         lines["lease"] = f"held by {one.lease.owner}, fencing token {one.lease.token}"
     if isinstance(one.next_nonce, int):
         lines["next nonce"] = str(one.next_nonce)
+    if isinstance(one.chain_nonces, ChainNonces):
+        lines["chain nonce"] = f"latest {one.chain_nonces.latest}, pending {one.chain_nonces.pending}"
     if isinstance(one.balance_wei, str):
         lines["balance"] = f"{in_ether(int(one.balance_wei))} ether"
     if isinstance(one.chain_error, str):
         lines["chain"] = one.chain_error
+    head = next((chain for chain in client.status().chains if chain.chain_id == one.chain_id), None)
+    if head is not None and head.head is not None:
+        lines["head"] = f"block {head.head}, unchanged for {head.head_still_for_s or 0:.0f} s"
     out = console()
     for name, value in lines.items():
-        out.print(Text.assemble((f"{name:<11}", "bold"), value))
+        out.print(Text.assemble((f"{name:<14}", "bold"), value))
+    print_explanation(client.explain_signer(address, chain_id=chain_id))
 
 
 @signer.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import takewhile
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import click
 from msgspec import UNSET
@@ -108,6 +108,8 @@ def _lines(tx: TxOut) -> Iterator[tuple[str, str | tuple[str, str]]]:
     yield "state", (_state(tx), _STYLES.get(tx.state, ""))
     if tx.error:
         yield "error", tx.error
+    elif tx.reason:
+        yield "reason", tx.reason
     if isinstance(tx.nonce, int):
         yield "nonce", str(tx.nonce)
     if tx.hash is not None:
@@ -126,6 +128,13 @@ def _lines(tx: TxOut) -> Iterator[tuple[str, str | tuple[str, str]]]:
 
 def _parts(tx: TxOut) -> Iterator[tuple[str, str]]:
     """Yield the lines of the parts that `--include` selects."""
+    if isinstance(tx.receipt, dict):
+        yield from _receipt_lines(tx.receipt)
+    if tx.payload is not UNSET:
+        yield from (("payload", f"{name} {value}") for name, value in tx.payload.items())
+    if tx.confirmations is not UNSET:
+        yield "confirmed by", f"{tx.confirmations.count} of {tx.confirmations.required} blocks"
+        yield from (("block", f"{block.number} {block.hash}") for block in tx.confirmations.blocks)
     if tx.attempts is not UNSET:
         for attempt in tx.attempts:
             result = f", last result {attempt.last_result}" if attempt.last_result else ""
@@ -137,6 +146,21 @@ def _parts(tx: TxOut) -> Iterator[tuple[str, str]]:
         for period in tx.history:
             actions = ", ".join(f"{action.count} {action.action}" for action in period.actions)
             yield "history", f"{local_time(period.time)} {period.sub_status}: {actions}"
+
+
+def _receipt_lines(receipt: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if receipt.get("contractAddress"):
+        yield "contract", str(receipt["contractAddress"])
+    for name in ("status", "gasUsed", "effectiveGasPrice", "transactionIndex"):
+        if receipt.get(name) is not None:
+            yield "receipt", f"{name} {_number(receipt[name])}"
+    yield "receipt", f"{len(receipt.get('logs') or ())} logs"
+
+
+def _number(value: object) -> str:
+    """Write a hex quantity of a receipt as a decimal number."""
+    text = str(value)
+    return str(int(text, 16)) if text.startswith("0x") else text
 
 
 def _state(tx: TxOut) -> str:

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
@@ -23,11 +24,13 @@ from rich.console import Console
 
 from fencepost.adapters.postgres.database import is_failure, start_failures_explained
 from fencepost.api import create_app, require_keys
+from fencepost.application.explain_facts import SURVEY_TIMEOUT_S
 from fencepost.bootstrap.api import api_dependencies
 from fencepost.bootstrap.node import RunningNode, node_name, open_node
 from fencepost.cli.options import settings_options
 from fencepost.cli.processes import MAX_PROCESSES, ChildConfig, child_config, processes, stop_with_parent
 from fencepost.cli.rendering import console
+from fencepost.client.amounts import in_ether
 from fencepost.dev.embedded import EmbeddedServices, embedded_services
 from fencepost.errors import ChainUnusable, FencepostError, SettingError
 from fencepost.http.connection_limits import ConnectionLimits
@@ -35,6 +38,10 @@ from fencepost.http.server import bind, serve, url_of
 from fencepost.runtime import gc_tuning, logs
 from fencepost.runtime.logs import log_abandoned_attempts
 from fencepost.settings import Loaded, Settings
+from fencepost.settings.masking import mask_dsn, mask_url
+
+MAX_SIGNERS_SHOWN = 5
+DEV_CONFIRMATIONS = 1
 
 
 @click.command()
@@ -63,7 +70,7 @@ async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool, count: int) 
     if while_stdin:
         _stop_at_end_of_input(stop)
     out = console()
-    settings = loaded.settings
+    settings = _with_dev_defaults(loaded)
     listener = bind(settings.api.host, settings.api.port)
     with listener:
         report = (lambda _: None) if as_json else (lambda text: out.print(f"… {text}"))
@@ -73,11 +80,14 @@ async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool, count: int) 
                     embedded, listener, count, stop, partial(_print_ready, out, as_json=as_json)
                 )
                 return
+            block_time_s = None if embedded.dev_chain_folder is None else settings.embedded.block_time_s
             try:
                 async with _node(
                     embedded.settings, embedded.dsn, embedded.private_keys, listener, url=url_of(listener)
-                ) as name:
-                    _print_ready(out, url_of(listener), name, as_json=as_json)
+                ) as running:
+                    _print_ready(out, url_of(listener), running.node.name, as_json=as_json)
+                    if not as_json:
+                        await _print_surroundings(out, running, dsn=embedded.dsn, block_time_s=block_time_s)
                     await stop.wait()
             except ChainUnusable as error:
                 raise embedded.explain(error) from error
@@ -86,8 +96,8 @@ async def _run(loaded: Loaded, *, as_json: bool, while_stdin: bool, count: int) 
 @asynccontextmanager
 async def _node(
     settings: Settings, dsn: str, private_keys: Sequence[str], *listeners: socket.socket, url: str
-) -> AsyncIterator[str]:
-    """Run a node and its API; yield the node's name."""
+) -> AsyncIterator[RunningNode]:
+    """Run a node and its API; yield the node."""
     log_abandoned_attempts(asyncio.get_running_loop(), is_failure)
 
     @asynccontextmanager
@@ -106,7 +116,7 @@ async def _node(
         settings, dsn=dsn, more_private_keys=private_keys, url=url, open_api=open_api
     ) as running:
         gc_tuning.tune_gc()
-        yield running.node.name
+        yield running
 
 
 async def _run_processes(
@@ -165,6 +175,46 @@ def _print_ready(out: Console, url: str, name: str, *, as_json: bool) -> None:
         click.echo(json.dumps({"url": url, "node": name}))
     else:
         out.print(f"✓ node {name} is ready at {url}  (docs at {url}/docs)", style="green")
+
+
+def _with_dev_defaults(loaded: Loaded) -> Settings:
+    """Require one confirmation on the embedded dev chain, which has no forks, unless the settings say otherwise."""
+    settings = loaded.settings
+    is_dev = not settings.chains[settings.default_chain].rpc_urls
+    if not is_dev or loaded.sources.get("confirmations.required", "default") != "default":
+        return settings
+    return replace(settings, confirmations=replace(settings.confirmations, required=DEV_CONFIRMATIONS))
+
+
+async def _print_surroundings(
+    out: Console, running: RunningNode, *, dsn: str, block_time_s: float | None
+) -> None:
+    """Print the database, the chains, the signers with their balances, and how long a transaction takes."""
+    settings = running.settings
+    out.print(f"  database   {mask_dsn(dsn)}", markup=False)
+    for name, served in settings.chains.items():
+        urls = ", ".join(map(mask_url, served.rpc_urls))
+        out.print(f"  chain      {name}: id {served.id} at {urls}", markup=False)
+    addresses = running.keys.addresses()
+    chain = running.chains[running.default_chain_id]
+    for address in addresses[:MAX_SIGNERS_SHOWN]:
+        reports = await chain.survey(address, (), timeout_s=SURVEY_TIMEOUT_S)
+        balance = next((one.balance_wei for one in reports if one.balance_wei is not None), None)
+        text = "balance unknown" if balance is None else f"{in_ether(balance)} ether"
+        out.print(f"  signer     {address}  {text}", markup=False)
+    if len(addresses) > MAX_SIGNERS_SHOWN:
+        out.print(f"  … and {len(addresses) - MAX_SIGNERS_SHOWN} more: fencepost signer list", markup=False)
+    out.print(f"  tip        {_time_tip(running, block_time_s)}", markup=False)
+
+
+def _time_tip(running: RunningNode, block_time_s: float | None) -> str:
+    required = running.settings.confirmations.required
+    if not isinstance(required, int):
+        return f'a transaction is final when its block is "{required}"'
+    view = running.explainer.views[running.default_chain_id]
+    interval_s = view.block_interval_s or block_time_s
+    about = f", about {(required + 1) * interval_s:.0f} s" if interval_s else ""
+    return f"a transaction is final {required} blocks after its own{about} (confirmations.required)"
 
 
 def _stop_at_end_of_input(stop: asyncio.Event) -> None:
