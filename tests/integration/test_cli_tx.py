@@ -258,3 +258,67 @@ async def test_help_is_printed(command: tuple[str, ...]) -> None:
     status, out, _ = await run_fencepost(*command, "--help")
     assert status == 0
     assert "--json" in out
+
+
+async def test_a_paused_signer_is_explained_everywhere(terminal: Terminal) -> None:
+    me = terminal.signers[0]
+    out, _ = await terminal.run("status")
+    assert out.startswith("nothing is wrong")
+    await terminal.run("signer", "pause", me, "--reason=maintenance")
+    send = ("send", "--from", me, "--to", RECEIVER, "--request-id=waits", "--wait=confirmed")
+    out, errors = await terminal.run(*send, "--timeout=1s", code=1)
+    assert "signer_paused" in errors
+    assert f"fencepost signer resume {me}" in errors
+    tx_id = {line[:14].strip(): line[14:].strip() for line in out.splitlines()}["tx"]
+    for words in ((tx_id,), ("waits", "--from", me)):
+        found = await terminal.json("tx", "explain", *words, code=1)
+        assert found["cause"] == "signer_paused"
+    out, _ = await terminal.run("tx", "show", tx_id, "--include=payload")
+    assert f"payload       to {RECEIVER}" in out
+    assert "cause         signer_paused: " in out
+    out, _ = await terminal.run("status", code=1)
+    assert "signer_paused" in out
+    out, _ = await terminal.run("signer", "show", me)
+    assert "head          block " in out
+    assert "cause         signer_paused: " in out
+    await terminal.run("signer", "resume", me)
+    await terminal.run(*send)
+    assert (await terminal.json("tx", "explain", tx_id))["cause"] == "done"
+    out, _ = await terminal.run("tx", "show", tx_id, "--include=receipt", "--include=confirmations")
+    assert "receipt       gasUsed 21000" in out
+    assert "cause" not in out
+
+
+async def test_an_artifact_is_deployed_and_called_by_name(terminal: Terminal) -> None:
+    me = terminal.signers[0]
+    abi = [
+        {"type": "constructor", "inputs": [{"type": "uint256", "name": "limit"}]},
+        {"type": "function", "name": "ping", "inputs": [{"type": "bool"}], "outputs": []},
+    ]
+    artifact = terminal.folder / "Ping.json"
+    # The code of the contract is one STOP; the argument of the constructor stands behind it and is ignored.
+    artifact.write_text(json.dumps({"abi": abi, "bytecode": {"object": "0x6001600c60003960016000f300"}}))
+    out, _ = await terminal.run("deploy", str(artifact), "7", "--from", me, "--wait=confirmed")
+    shown = {line[:14].strip(): line[14:].strip() for line in out.splitlines()}
+    assert shown["state"] == "CONFIRMED"
+    called = await terminal.json(
+        "call-contract",
+        shown["contract"],
+        "ping",
+        "true",
+        "--abi",
+        str(artifact),
+        "--from",
+        me,
+        "--wait=confirmed",
+    )
+    assert called["state"] == "CONFIRMED"
+    _, errors = await terminal.run("deploy", str(artifact), "--from", me, code=2)
+    assert "takes 1 arguments, 0 were given" in errors
+
+
+async def test_the_version_and_a_missing_key(terminal: Terminal) -> None:
+    assert (await terminal.run("--version"))[0].strip()
+    await terminal.run("keys", "create", "someone", "--scope", "tx:read")
+    _, errors = await terminal.run("tx", "list", code=2)
+    assert "set FENCEPOST_API_KEY" in errors

@@ -1,0 +1,18 @@
+"""The page about explanations has every cause with its meaning, as the code has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fencepost.application.explain import HARMLESS, MEANINGS
+
+PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
+
+
+def test_the_table_has_every_cause() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `") and line.count("|") == 4]
+    table = [
+        f"| `{cause}` | {meaning} | {'no' if cause in HARMLESS else 'yes'} |"
+        for cause, meaning in MEANINGS.items()
+    ]
+    assert [row for row in rows if row in table] == table
