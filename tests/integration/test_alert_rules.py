@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from fencepost.application.admission import ClusterSample
 from fencepost.domain.states import CursorState, SubState

@@ -116,7 +116,7 @@ MEANINGS: Mapping[Cause, str] = {
     Cause.IDLE: "The signer has nothing to do.",
 }
 
-# Causes that need nobody: they end by themselves, or are the end.
+# Causes that need no operator: they end by themselves, or are the end.
 HARMLESS = frozenset(
     {
         Cause.DONE,

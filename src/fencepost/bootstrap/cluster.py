@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from fencepost.adapters.evm.chain import EvmChain
+from fencepost.adapters.evm.endpoints import Endpoint
 from fencepost.adapters.http.forward import HttpForward
 from fencepost.adapters.postgres.database import DatabaseHistory, Pools, is_failure, start_failures_explained
 from fencepost.adapters.postgres.nodes import PostgresMembers, node_address, take_cluster_sample, take_sample
@@ -186,7 +187,7 @@ def _register_gauges(metrics: Metrics, node: Node, pool: Pool) -> None:
         metrics.watch_chain(
             chain_id,
             head=partial(_head, view),
-            still_s=lambda view=view: view.head_still_for_s or 0.0,  # type: ignore[misc]
+            still_s=partial(_still_s, view),
             silent_s=partial(_silent_s, view),
             endpoints=_endpoint_gauges(view),
         )
@@ -198,6 +199,18 @@ _TRANSFER_GAS = 21_000
 
 def _head(view: ChainView) -> int:
     return max(0, view.view.head)
+
+
+def _still_s(view: ChainView) -> float:
+    return view.head_still_for_s or 0.0
+
+
+def _is_up(endpoint: Endpoint) -> float:
+    return 0.0 if endpoint.failures else 1.0
+
+
+def _is_wrong(endpoint: Endpoint) -> float:
+    return 0.0 if endpoint.wrong_since_s is None else 1.0
 
 
 def _silent_s(view: ChainView) -> float:
@@ -227,9 +240,9 @@ def _endpoint_gauges(view: ChainView) -> dict[str, EndpointGauges]:
     endpoints = view.chain.endpoints
     return {
         endpoint.rpc.endpoint: EndpointGauges(
-            is_up=lambda endpoint=endpoint: 0.0 if endpoint.failures else 1.0,  # type: ignore[misc]
+            is_up=partial(_is_up, endpoint),
             head_lag=partial(endpoints.head_lag, endpoint),
-            is_wrong=lambda endpoint=endpoint: 0.0 if endpoint.wrong_since_s is None else 1.0,  # type: ignore[misc]
+            is_wrong=partial(_is_wrong, endpoint),
         )
         for endpoint in endpoints.all
     }
