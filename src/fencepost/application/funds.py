@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from fencepost.application.lane import Lane
-from fencepost.application.lane_parts import Funds
+from fencepost.application.lane_parts import UNLIMITED_WEI, Funds
 from fencepost.domain import transaction_state
 from fencepost.domain.states import SubState
 from fencepost.domain.transaction import Fees
@@ -28,11 +28,6 @@ IN_FLIGHT_RETRY_S: Final = 1.0
 
 MIN_READING_LIFE_S: Final = 1.0
 
-# The end of the error text of a request that waits for funds.
-SENT_LATER_TEXT: Final = "; it is sent when the balance suffices"
-
-# An unknown balance covers everything.
-UNLIMITED_WEI: Final = 2**512
 
 # The error on a request is updated when the missing amount changes by more than one part in this many.
 _SIGNIFICANT_PART: Final = 10

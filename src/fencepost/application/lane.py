@@ -15,6 +15,7 @@ the next change of the transaction, or a little later (`defer`). Memory is ahead
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +24,7 @@ from uuid import UUID
 
 from fencepost.application.chain_view import HeadChange
 from fencepost.application.lane_parts import (
+    UNLIMITED_WEI,
     BlockWatch,
     DeferredWrites,
     LanePorts,
@@ -73,6 +75,9 @@ class HandlerOnOtherNode(FencepostError):
     """Another process has the handler of the next request: release the lease, so that its node can acquire it."""
 
     code = "handler_elsewhere"
+
+
+_TRANSFER_GAS = 21_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +312,22 @@ class Lane:
     def holds_requests(self) -> bool:
         """Whether memory holds requests without a nonce, so that the lane needs no hint to continue with them."""
         return bool(self.queue)
+
+    def count_deferred(self) -> int:
+        """Return how many results of sends are not stored yet."""
+        return len(self.deferred)
+
+    def known_balance_wei(self) -> int | None:
+        """Return the balance of the last reading; None if there is none."""
+        funds = self.sending.funds
+        return None if funds is None or funds.balance_wei >= UNLIMITED_WEI else funds.balance_wei
+
+    def transfers_left(self) -> float:
+        """Return how many plain transfers the balance pays at the last quoted price; infinite if one of them is unknown."""
+        funds, quoted = self.sending.funds, self.sending.quoted
+        if funds is None or quoted is None or not quoted[1].fee_cap_wei:
+            return math.inf
+        return max(0, funds.left_wei) // (_TRANSFER_GAS * quoted[1].fee_cap_wei)
 
     def now_s(self) -> float:
         return self.ports.clock.now_s()

@@ -144,6 +144,10 @@ class Suspicion:
 # ---- nonces and sends
 
 
+# An unknown balance covers everything.
+UNLIMITED_WEI = 2**512
+
+
 class Funds(Struct, frozen=True):
     """A reading of the balance, and what is left of it for new requests."""
 

@@ -23,8 +23,6 @@ from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.admission import AdmissionControl
 from fencepost.application.chain_view import ChainView
 from fencepost.application.forwarding import ForwardTokens
-from fencepost.application.funds import UNLIMITED_WEI
-from fencepost.application.lane import Lane
 from fencepost.application.membership import Member
 from fencepost.domain.ids import Address
 from fencepost.runtime.membership import Membership
@@ -179,9 +177,9 @@ def _register_gauges(metrics: Metrics, node: Node, pool: Pool) -> None:
         held=lambda: len(node.lanes), waiting=lambda: node.lanes.waiting, pool=lambda: pool_use(pool)
     )
     metrics.watch_lanes(
-        deferred=lambda: sum(len(lane.deferred) for lane in node.lanes),
-        balance_ether=lambda: min(_balances_wei(node), default=math.nan) / _WEI_PER_ETHER,
-        left=lambda: min(map(_transfers_left, node.lanes), default=math.inf),
+        deferred=lambda: sum(lane.count_deferred() for lane in node.lanes),
+        balance_ether=lambda: _lowest(lane.known_balance_wei() for lane in node.lanes) / _WEI_PER_ETHER,
+        left=lambda: min((lane.transfers_left() for lane in node.lanes), default=math.inf),
     )
     for chain_id, view in node.chain_views.items():
         metrics.watch_chain(
@@ -194,7 +192,10 @@ def _register_gauges(metrics: Metrics, node: Node, pool: Pool) -> None:
 
 
 _WEI_PER_ETHER = 10**18
-_TRANSFER_GAS = 21_000
+
+
+def _lowest(amounts: Iterable[int | None]) -> float:
+    return min((amount for amount in amounts if amount is not None), default=math.nan)
 
 
 def _head(view: ChainView) -> int:
@@ -215,23 +216,6 @@ def _is_wrong(endpoint: Endpoint) -> float:
 
 def _silent_s(view: ChainView) -> float:
     return view.chain.silent_for_s
-
-
-def _balances_wei(node: Node) -> list[int]:
-    """Return the balances that lanes have read and that are known."""
-    return [
-        funds.balance_wei
-        for lane in node.lanes
-        if (funds := lane.sending.funds) is not None and funds.balance_wei < UNLIMITED_WEI
-    ]
-
-
-def _transfers_left(lane: Lane) -> float:
-    """Return how many plain transfers the balance pays at the last quoted price; infinite if one of them is unknown."""
-    funds, quoted = lane.sending.funds, lane.sending.quoted
-    if funds is None or quoted is None or not quoted[1].fee_cap_wei:
-        return math.inf
-    return max(0, funds.left_wei) // (_TRANSFER_GAS * quoted[1].fee_cap_wei)
 
 
 def _endpoint_gauges(view: ChainView) -> dict[str, EndpointGauges]:
