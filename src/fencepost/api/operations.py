@@ -79,6 +79,7 @@ def operations() -> list[Operation]:
     return [
         *_submissions(),
         *_transaction_queries(),
+        *_explanations(),
         *_events(),
         *(_tx_command(command, summary) for command, summary in _TX_COMMANDS.items()),
         *_signers(),
@@ -175,6 +176,23 @@ def _transaction_queries() -> list[Operation]:
         ),
         Operation(
             "GET",
+            f"{PREFIX}/completions",
+            "listCompletions",
+            "List ended transactions in an order that never skips one. Pass `next` as `after`.",
+            transactions.completions,
+            {200: CompletionsOut},
+            "Transactions",
+            scopes=_READ,
+            query=CompletionsQuery,
+            problems=("cursor_invalid",),
+        ),
+    ]
+
+
+def _explanations() -> list[Operation]:
+    return [
+        Operation(
+            "GET",
             f"{PREFIX}/tx/{{tx_id}}/explain",
             "explainTx",
             "Explain why a transaction is not final: one cause, its evidence, and what to do.",
@@ -186,15 +204,15 @@ def _transaction_queries() -> list[Operation]:
         ),
         Operation(
             "GET",
-            f"{PREFIX}/completions",
-            "listCompletions",
-            "List ended transactions in an order that never skips one. Pass `next` as `after`.",
-            transactions.completions,
-            {200: CompletionsOut},
-            "Transactions",
+            f"{PREFIX}/signers/{{address}}/explain",
+            "explainSigner",
+            "Explain why a signer does not send: its own cause, or that of the transaction at the head of its lane.",
+            explanations.signer,
+            {200: ExplanationOut},
+            "Signers",
             scopes=_READ,
-            query=CompletionsQuery,
-            problems=("cursor_invalid",),
+            query=SignerQuery,
+            problems=("signer_not_found", "chain_unknown", "address_invalid"),
         ),
     ]
 
@@ -263,18 +281,6 @@ def _signers() -> list[Operation]:
             "Get a signer, with its balance and nonces on the chain.",
             signers.detail,
             {200: SignerOut},
-            "Signers",
-            scopes=_READ,
-            query=SignerQuery,
-            problems=("signer_not_found", "chain_unknown", "address_invalid"),
-        ),
-        Operation(
-            "GET",
-            f"{PREFIX}/signers/{{address}}/explain",
-            "explainSigner",
-            "Explain why a signer does not send: its own cause, or that of the transaction at the head of its lane.",
-            explanations.signer,
-            {200: ExplanationOut},
             "Signers",
             scopes=_READ,
             query=SignerQuery,

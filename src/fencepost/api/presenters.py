@@ -72,7 +72,7 @@ def tx_out(
         signer=view.signer.address,
         state=view.state,
         sub_state=sub_state,
-        reason=reason if reason is None or shows_nonce else without_nonces(reason),
+        reason=UNSET if reason is None else reason if shows_nonce else without_nonces(reason),
         hash=view.tx_hash,
         nonce=view.nonce if shows_nonce else UNSET,
         error=view.error,

@@ -108,7 +108,7 @@ def _lines(tx: TxOut) -> Iterator[tuple[str, str | tuple[str, str]]]:
     yield "state", (_state(tx), _STYLES.get(tx.state, ""))
     if tx.error:
         yield "error", tx.error
-    elif tx.reason:
+    elif isinstance(tx.reason, str):
         yield "reason", tx.reason
     if isinstance(tx.nonce, int):
         yield "nonce", str(tx.nonce)

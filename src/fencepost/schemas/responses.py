@@ -82,7 +82,7 @@ class TxOut(_Out):
     signer: str
     state: State
     sub_state: str | None = None
-    reason: str | None = None  # why a live transaction waits
+    reason: str | UnsetType = UNSET  # why a live transaction waits
     hash: str | None = None
     nonce: int | UnsetType | None = UNSET
     error: str | None = None
