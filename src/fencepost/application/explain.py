@@ -484,7 +484,7 @@ def _paused(facts: Facts) -> Explanation | None:
     if not facts.signer.is_paused:
         return None
     is_drain = facts.pause is not None and facts.pause.is_drain
-    by = f" by {facts.pause.asked_by}" if facts.pause is not None else ""
+    by = f" by {facts.pause.author}" if facts.pause is not None else ""
     why = f": {facts.signer.reason}" if facts.signer.reason else ""
     verb = "drained" if is_drain else "paused"
     resume = Action(
@@ -495,9 +495,9 @@ def _paused(facts: Facts) -> Explanation | None:
         Cause.SIGNER_DRAINED if is_drain else Cause.SIGNER_PAUSED,
         f"{facts.address} was {verb}{by}{why}. {facts.signer.queued} requests wait without a nonce;"
         f" {facts.signer.in_flight} transactions in flight continue.",
-        (Evidence(f"the signer is {verb}{by}{why}", at=facts.pause.asked_at if facts.pause else None),),
+        (Evidence(f"the signer is {verb}{by}{why}", at=facts.pause.paused_at if facts.pause else None),),
         (resume,),
-        since=facts.pause.asked_at if facts.pause else None,
+        since=facts.pause.paused_at if facts.pause else None,
         expected="Requests wait until the signer is resumed.",
     )
 

@@ -28,6 +28,8 @@ IN_FLIGHT_RETRY_S: Final = 1.0
 
 MIN_READING_LIFE_S: Final = 1.0
 
+# The end of the error text of a request that waits for funds.
+SENT_LATER_TEXT: Final = "; it is sent when the balance suffices"
 
 # The error on a request is updated when the missing amount changes by more than one part in this many.
 _SIGNIFICANT_PART: Final = 10

@@ -170,8 +170,8 @@ class SignerView:
 class PauseView:
     """Describe the command that paused a signer."""
 
-    asked_by: str
-    asked_at: datetime
+    author: str
+    paused_at: datetime
     reason: str | None
     is_drain: bool
 

@@ -168,11 +168,11 @@ class Endpoints:
 
     def explain(self, tx_id: str) -> Steps[ExplanationOut]:
         """Explain why a transaction is not final: one cause, its evidence, and what to do."""
-        return self._get(f"/tx/{_part(tx_id)}/explain", ExplanationOut)
+        return self._get(f"/tx/{_quoted(tx_id)}/explain", ExplanationOut)
 
     def explain_signer(self, address: str, *, chain_id: int | None = None) -> Steps[ExplanationOut]:
         """Explain why a signer does not send."""
-        return self._get(f"/signers/{_part(address)}/explain", ExplanationOut, chainId=chain_id)
+        return self._get(f"/signers/{_quoted(address)}/explain", ExplanationOut, chainId=chain_id)
 
     def status(self) -> Steps[ClusterStatusOut]:
         """Return what is wrong anywhere: database, chains, endpoints, nodes and signers."""

@@ -193,10 +193,10 @@ WITH live AS (
            WHERE live.state = 'QUEUED' AND live.seq < own.seq) AS queued_before
 )
 SELECT h.unmined, h.mined, h.queued, h.unmined_before, h.mined_count, h.queued_before,
-       p.asked_by AS paused_by, p.asked_at AS paused_at, p.reason AS pause_reason, p.is_drain
+       p.author AS paused_by, p.created_at AS paused_at, p.reason AS pause_reason, p.is_drain
   FROM heads h
   LEFT JOIN LATERAL (
-    SELECT asked_by, asked_at, reason, (detail ->> 'drain') = 'true' AS is_drain
+    SELECT author, created_at, reason, (detail ->> 'drain') = 'true' AS is_drain
       FROM lane_command
      WHERE chain_id = $1 AND signer = $2 AND command = 'pause' AND applied
      ORDER BY id DESC
