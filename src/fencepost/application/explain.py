@@ -419,9 +419,10 @@ def _decisions(facts: Facts) -> tuple[Action, ...]:
     """Return the three decisions with their consequence for this signer, the one that fits first."""
     signer, chain = facts.signer, facts.chain
     ours, theirs = signer.next_nonce, chain.latest_nonce
-    own = facts.head.nonce if facts.head is not None and facts.head.block is None else None
-    is_ahead = theirs is not None and any(nonce is not None and theirs > nonce for nonce in (ours, own))
-    is_behind = ours is not None and theirs is not None and theirs < ours
+    lowest = facts.head.nonce if facts.head is not None and facts.head.block is None else None
+    lowest = ours if lowest is None else lowest  # the nonce that the chain should be at
+    is_ahead = lowest is not None and theirs is not None and theirs > lowest
+    is_behind = lowest is not None and theirs is not None and theirs < lowest
     adopt_text = (
         "Continue from the chain's nonce. Consumed nonces are attributed first: requests that are on the chain already are"
         " attached and not sent again; transactions whose nonce a foreign one has fail. Use it if another program used this"
@@ -439,7 +440,7 @@ def _decisions(facts: Facts) -> tuple[Action, ...]:
         adopt_text += f" Here the chain is ahead: the next nonce would be {max(ours, theirs)}."
         keep_text += " Here the chain is ahead, so the signer would return to PROTECT."
     if is_behind and theirs is not None and ours is not None:
-        fill_text += f" Here the chain is behind by {ours - theirs}."
+        fill_text += " Here the chain is behind."
     texts = {"adopt": adopt_text, "keep": keep_text, "fill": fill_text}
     order = (
         ("adopt", "keep", "fill")

@@ -85,7 +85,13 @@ def tx(number: int = 1, **more: Any) -> TxView:
 
 
 def queued(number: int = 2, **more: Any) -> TxView:
-    fields = {"state": State.QUEUED, "nonce": None, "tx_hash": None, "submit_count": 0, "attempts": ()}
+    fields: dict[str, Any] = {
+        "state": State.QUEUED,
+        "nonce": None,
+        "tx_hash": None,
+        "submit_count": 0,
+        "attempts": (),
+    }
     return tx(number, **(fields | more))
 
 
@@ -327,7 +333,7 @@ def test_the_limit_of_the_request_is_named() -> None:
     assert "the request's own maximum fee is 1 gwei" in found.summary
 
 
-@pytest.mark.parametrize(("latest", "first"), [(9, "adopt"), (8, "keep"), (5, "fill")])
+@pytest.mark.parametrize(("latest", "first"), [(9, "adopt"), (8, "adopt"), (7, "keep"), (5, "fill")])
 def test_protect_lists_three_decisions_and_the_fitting_one_first(latest: int, first: str) -> None:
     found = explain_tx(facts(signer=PROTECTED, chain=chain(report(latest_nonce=latest))))
     decisions = [action.command.split("--decision ")[1].split()[0] for action in found.actions]
