@@ -96,7 +96,8 @@ def queued(number: int = 2, **more: Any) -> TxView:
 
 
 def ended(state: State = State.FAILED, **more: Any) -> TxView:
-    return tx(**({"state": state, "finished_at": NOW} | more))
+    fields: dict[str, Any] = {"state": state, "finished_at": NOW}
+    return tx(**(fields | more))
 
 
 def node(name: str = "one", *, is_live: bool = True) -> NodeView:
