@@ -29,7 +29,7 @@ async def ready(call: RequestContext) -> Response:
         raise ApiError("database_unavailable", "the database is read-only", retry_after_s=1)
     services = call.services
     silent = sorted(
-        chain_id for chain_id, chain in services.chains.items() if chain.silent_for_s >= SILENT_AFTER_S
+        chain_id for chain_id, chain in services.chains.by_id.items() if chain.silent_for_s >= SILENT_AFTER_S
     )
     return Response(ReadyOut(status="ready", database=True, node=services.node.name, silent_chain_ids=silent))
 
@@ -40,9 +40,9 @@ async def version(call: RequestContext) -> Response:
         VersionOut(
             version=services.node.version,
             node=services.node.name,
-            chain_ids=sorted(services.chains),
-            default_chain_id=services.default_chain_id,
-            events=services.events,
+            chain_ids=sorted(services.chains.by_id),
+            default_chain_id=services.chains.default_id,
+            events=services.settings.events,
         )
     )
 
@@ -50,5 +50,5 @@ async def version(call: RequestContext) -> Response:
 async def nodes(call: RequestContext) -> Response:
     """List the known nodes, live ones first."""
     this = call.services.node.incarnation
-    found = await call.services.nodes()
+    found = await call.services.cluster.nodes()
     return Response(NodesOut(items=[node_out(view, is_this=view.incarnation == this) for view in found]))

@@ -31,7 +31,7 @@ def present_tx(call: RequestContext, view: TxView | None, parts: frozenset[Part]
         view,
         parts=parts,
         shows_nonce=call.shows_nonce,
-        required=call.services.required_confirmations,
+        required=call.services.settings.required_confirmations,
     )
 
 
@@ -77,7 +77,9 @@ async def by_request(call: RequestContext) -> Response:
 
 async def by_hash(call: RequestContext) -> Response:
     query = call.query
-    chain_ids = list(call.services.chains) if query.chain_id is None else [call.chain_id(query.chain_id)]
+    chain_ids = (
+        list(call.services.chains.by_id) if query.chain_id is None else [call.chain_id(query.chain_id)]
+    )
     parts = frozenset(query.include)
     view = await call.services.reader.by_hash(chain_ids, call.tx_hash(), parts)
     return Response(present_tx(call, view, parts))
