@@ -14,6 +14,7 @@ import pytest
 
 from fakes.clock import FakeClock
 from fakes.observer import FakeObserver
+from fakes.rounds import run_alone
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.application.accept import Request, RequestAcceptor
@@ -21,7 +22,6 @@ from fencepost.application.chain_view import ChainView
 from fencepost.application.hooks import Handler, StuckDecision, StuckHook
 from fencepost.application.lane import Lane, LaneSettings
 from fencepost.application.lane_parts import LanePorts
-from fencepost.application.lane_step import lane_step
 from fencepost.application.nonce_sync import CHECK_INTERVAL_S
 from fencepost.application.ports import Chain, KeyPort, LaneWrite, Ledger, Written
 from fencepost.application.spending_policy import SpendingGuard
@@ -78,7 +78,7 @@ class BenchNode:
             await self.node.heads_once(CHAIN_ID)
             self.node.hint(self.bench.signer)
             await self.node.acquire_once()
-            again_s = await lane_step(self.lane)
+            again_s = await run_alone(self.lane)
         return again_s
 
     async def turn_for(self, seconds: float, *, every_s: float = CHECK_INTERVAL_S) -> float | None:

@@ -1,4 +1,4 @@
-"""Three signers of one node whose lanes step one by one or as a batch."""
+"""Three signers of one node whose lanes have rounds of their own or one together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from uuid import UUID, uuid4
 
 from fakes.bench import CHAIN_ID, SINK, Bench, BenchNode
 from fakes.failing_call import FailingCall, FailureMode
+from fakes.rounds import run_alone
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.application.accept import Request, RequestAcceptor
-from fencepost.application.batch_step import batch_step, is_batchable
 from fencepost.application.lane import Lane, LaneSettings
-from fencepost.application.lane_step import lane_step
+from fencepost.application.lane_round import is_plain, run_round
 from fencepost.application.ports import KeyPort, ToSign
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.send_result import SendResult
@@ -64,7 +64,7 @@ class SignerGroup:
         group = SignerGroup(bench, at)
         await group.requests()
         for _ in range(3):
-            await group.turn(by=step_each)
+            await group.turn(by=alone)
             bench.chain.mine()
         assert all(lane.is_idle for lane in group.lanes)
         return group
@@ -128,11 +128,19 @@ class SignerGroup:
         ]
 
 
-async def step_each(group: SignerGroup) -> None:
+async def alone(group: SignerGroup) -> None:
+    """Run a round of each lane as a set of one."""
     for lane in group.lanes:
-        await lane_step(lane)
+        await run_alone(lane)
 
 
-async def step_as_batch(group: SignerGroup) -> None:
-    assert all(is_batchable(lane) for lane in group.lanes)
-    assert not await batch_step(group.lanes)
+async def together(group: SignerGroup) -> None:
+    """Run one round of all lanes as one set."""
+    assert all(is_plain(lane) for lane in group.lanes)
+    assert not await failures(group.lanes)
+
+
+async def failures(lanes: Sequence[Lane]) -> dict[Signer, Exception]:
+    """Run one round of the lanes as one set; return those that did not complete it."""
+    outcomes = await run_round(lanes)
+    return {signer: outcome for signer, outcome in outcomes.items() if isinstance(outcome, Exception)}

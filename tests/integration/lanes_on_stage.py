@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
 
+from fakes.rounds import run_alone
 from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.postgres.database import Connection
 from fencepost.adapters.signers.local import LocalKeys
@@ -20,7 +21,6 @@ from fencepost.application.chain_view import ChainView
 from fencepost.application.hooks import StuckDecision
 from fencepost.application.lane import Lane, LaneSettings
 from fencepost.application.lane_parts import LanePorts
-from fencepost.application.lane_step import lane_step
 from fencepost.application.reconcile import reconcile
 from fencepost.domain import transaction_state
 from fencepost.domain.ids import Address, Signer, TxHash
@@ -153,7 +153,7 @@ class Play:
             lane.blocks.must_fetch_receipts = True
             self.clock.at_s += 1.0
             lane.term = lane.term.renewed(self.clock.at_s)
-            await lane_step(lane)
+            await run_alone(lane)
             txs = [await lane.ports.ledger.get(tx_id) for tx_id in wanted]
             if all(tx is not None and tx.is_terminal for tx in txs) or lane.is_protected:
                 return
@@ -194,7 +194,7 @@ async def nonce_is_too_low(stage: Stage, *, send_again: Callable[[Play, Lane], A
     tx = await scene.request(1)
     lane = await scene.lane(stage.old)
     scene.chain.script_next_sends(LostResponse.AFTER)
-    await lane_step(lane)
+    await run_alone(lane)
     scene.chain.mine()
     await send_again(scene, lane)
     assert SendCategory.NONCE_TOO_LOW in scene.chain.answers, "the bytes were not sent a second time"
@@ -210,7 +210,7 @@ async def send_fails(stage: Stage, *, after_failure: Callable[[Play, Lane], Awai
     first, second = await scene.request(1), await scene.request(2)
     lane = await scene.lane(stage.old)
     scene.chain.script_next_sends(LostResponse.AFTER)
-    await lane_step(lane)
+    await run_alone(lane)
     await after_failure(scene, lane)
     await scene.finish(lane, first.tx_id, second.tx_id)
     shared = {nonce: intents for nonce, intents in scene.chain.intents_by_nonce().items() if len(intents) > 1}
@@ -226,7 +226,7 @@ async def send_fails(stage: Stage, *, after_failure: Callable[[Play, Lane], Awai
 async def step_again(scene: Play, lane: Lane) -> None:
     """Send the identical bytes once they are due."""
     scene.clock.at_s += 1.0
-    await lane_step(lane)
+    await run_alone(lane)
 
 
 async def nothing_special(_scene: Play, _lane: Lane) -> None:

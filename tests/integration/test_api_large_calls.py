@@ -37,9 +37,9 @@ async def watched(api: ApiServer, threads: list[str]) -> AsyncIterator[ApiServer
         threads.append(threading.current_thread().name)
         if call["method"] == "bug()":
             raise RecursionError
-        return api.services.encode_call(**call)
+        return api.services.codec.encode_call(**call)
 
-    services = replace(api.services, encode_call=encode_call)
+    services = replace(api.services, codec=replace(api.services.codec, encode_call=encode_call))
     with bind("127.0.0.1", 0) as listener:
         async with serve(create_app(services), listener) as url:
             yield replace(api, url=url)

@@ -83,8 +83,8 @@ async def test_a_request_to_another_node_is_forwarded_and_mined(apis: tuple[ApiS
     assert (known.status, known.json["txId"]) == (200, mined.json["txId"])
     conflict = await second.post("/tx", second.transfer("f-2", payload={"to": "0x" + "11" * 20}))
     assert conflict.problem == (409, "request_conflict", "requestId")
-    assert first.services.holds(_signer(first)), "the lease did not move"
-    assert not second.services.holds(_signer(second))
+    assert first.services.signers.holds(_signer(first)), "the lease did not move"
+    assert not second.services.signers.holds(_signer(second))
 
 
 async def test_headers_and_query_are_forwarded(apis: tuple[ApiServer, ApiServer]) -> None:
@@ -174,10 +174,10 @@ async def test_the_lease_holder_issues_nonces_whichever_node_is_called(dsn: str,
         assert refused.problem[:2] == (409, "not_leader")
         assert (refused.json["owner"], refused.json["ownerUrl"]) == ("first", first.url)
         assert refused.headers["Location"] == f"{first.url}/api/v1{path}"
-        figures = first.services.metrics().decode()
+        figures = first.services.node.metrics().decode()
         assert 'fencepost_nonce_allocated_total{scheme="leased"} 3.0' in figures
         failed = 'fencepost_nonce_failed_total{code="not_leader",operation="allocate",scheme="leased"} 1.0'
-        assert failed in third.services.metrics().decode()
+        assert failed in third.services.node.metrics().decode()
 
 
 async def test_nodes_with_different_secrets_reject_each_others_calls(

@@ -58,7 +58,8 @@ async def test_metrics_need_a_key_off_loopback(api: ApiServer) -> None:
     assert (await api.send("GET", "//metrics", headers={"Host": "rebound.example"})).status == 401
     reads = await api.key(Scope.TX_READ)
     limited = await api.key(Scope.TX_READ, signers=frozenset({api.signers[0]}))
-    app = create_app(replace(api.services, host="0.0.0.0"))  # noqa: S104 - what others can reach; it listens on loopback
+    reachable = replace(api.services.settings, host="0.0.0.0")  # noqa: S104 - what others can reach; it listens on loopback
+    app = create_app(replace(api.services, settings=reachable))
     with bind("127.0.0.1", 0) as listener:
         async with serve(app, listener) as url, aiohttp.ClientSession() as session:
             other = replace(api, url=url, session=session)

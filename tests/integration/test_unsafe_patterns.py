@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from fakes.rounds import run_alone
 from fencepost.adapters.postgres import lane_writer
 from fencepost.adapters.postgres.queries import sql
-from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.domain import transaction_state
 from fencepost.domain.ids import Address, Signer
@@ -187,7 +187,7 @@ TABLE = [
     Row(
         "broadcast, then persist",
         lanes.dies_while_sending,
-        {"send_one": lane_step},
+        {"send_one": run_alone},
         {"send_one": lanes.broadcast_then_persist},
         "before they were stored",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fencepost.application import batch_step, lane_step, reconcile, track
+from fencepost.application import lane_round, reconcile, track
 from fencepost.application.lane import Lane
 from fencepost.domain import confirmations
 from fencepost.domain.confirmations import BlockStatus, Confirmations
@@ -26,7 +26,6 @@ def latest_attempt_only() -> list[Change]:
 
     return [
         (track, "hashes_of", hashes_of),
-        (batch_step, "hashes_of", hashes_of),
         (track, "receipt_of", receipt_of),
     ]
 
@@ -58,7 +57,7 @@ def ended_is_ended() -> list[Change]:
         lane.blocks.forked_at = None
         return 0
 
-    return [(lane_step, "reopen_undone", nothing), (reconcile, "reopen_undone", nothing)]
+    return [(lane_round, "reopen_undone", nothing), (reconcile, "reopen_undone", nothing)]
 
 
 def strangers_overlooked() -> list[Change]:

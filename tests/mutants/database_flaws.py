@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from fencepost.application import lane_step
+from fencepost.application import lane_round
 from fencepost.application.lane import Lane
+from fencepost.application.lane_round import Outcome
 from fencepost.application.ports import Accepted, LaneWrite, NewRequest, TxChange, Written
+from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
 from fencepost.domain.transaction_state import Attempt, JournalEntry, ManagedTx
 from fencepost.runtime import lane_scheduler
@@ -150,13 +152,13 @@ def no_request_key() -> list[Change]:
 
 def lost_answer_is_no() -> list[Change]:
     """Treat a commit with a lost answer as not made, without comparing the rows with the expectation."""
-    honest = lane_step.lane_step
+    honest = lane_round.run_round
 
-    async def go_on(lane: Lane, at_most: int) -> float | None:
-        try:
-            return await honest(lane, at_most)
-        except OSError:
-            return 0.5
+    async def go_on(lanes: Sequence[Lane], at_most: int) -> dict[Signer, Outcome]:
+        outcomes = await honest(lanes, at_most)
+        return {
+            signer: 0.5 if isinstance(outcome, OSError) else outcome for signer, outcome in outcomes.items()
+        }
 
     def row(self: InMemoryLedger, change: TxChange) -> ManagedTx:
         row = self.database.txs.get(change.before.tx_id)
@@ -168,7 +170,7 @@ def lost_answer_is_no() -> list[Change]:
         return change.after.changed(version=row.version + 1)
 
     return [
-        (lane_scheduler, "lane_step", go_on),
+        (lane_scheduler, "run_round", go_on),
         (InMemoryLedger, "_row", row),
         (InMemoryLedger, "_stored", stored),
         (InMemoryLedger, "_check_cursor", lambda *_: None),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fencepost.application import lane_step
+from fencepost.application import lane_round
 from fencepost.application.lane import Lane
+from fencepost.application.lane_round import Outcome
 from fencepost.application.ports import LaneState
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import CursorState
@@ -23,7 +24,7 @@ def no_reconcile() -> list[Change]:
         lane.adopt(replace(state, in_flight=()), queue_limit=lane.settings.read_ahead)
         lane.reconciled = True
 
-    return [(lane_step, "reconcile", nothing)]
+    return [(lane_round, "reconcile", nothing)]
 
 
 def trusts_for_ever() -> list[Change]:
@@ -31,16 +32,17 @@ def trusts_for_ever() -> list[Change]:
 
 
 def goes_on_after_fenced() -> list[Change]:
-    honest = lane_step.lane_step
+    honest = lane_round.run_round
 
-    async def go_on(lane: Lane, at_most: int) -> float | None:
-        try:
-            return await honest(lane, at_most)
-        except Fenced:
-            lane.reconciled = False
-            return 1.0
+    async def go_on(lanes: Sequence[Lane], at_most: int) -> dict[Signer, Outcome]:
+        outcomes = await honest(lanes, at_most)
+        for lane in lanes:
+            if isinstance(outcomes[lane.signer], Fenced):
+                lane.reconciled = False
+                outcomes[lane.signer] = 1.0
+        return outcomes
 
-    return [(lane_scheduler, "lane_step", go_on)]
+    return [(lane_scheduler, "run_round", go_on)]
 
 
 def protect_forgotten() -> list[Change]:

@@ -11,7 +11,7 @@ from fencepost.application import (
     attribution,
     broadcast,
     gap_filling,
-    lane_step,
+    lane_round,
     nonce_sync,
     operator_commands,
     reconcile,
@@ -20,7 +20,8 @@ from fencepost.application import (
     track,
 )
 from fencepost.application.lane import Lane, StateMoved
-from fencepost.application.ports import Cursor, TxChange
+from fencepost.application.lane_set import LaneSet
+from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.domain import fees, transaction_state
 from fencepost.domain.confirmations import BlockRef
 from fencepost.domain.send_policy import Action
@@ -33,14 +34,21 @@ from mutants.planting import Change
 
 
 def send_before_commit() -> list[Change]:
-    honest = signing.sign
+    honest, honest_each = signing.sign, signing.sign_each
 
     async def sign(batch: signing.Batch) -> list[Attempt]:
         signed = await honest(batch)
         await batch.lane.ports.chain.send([attempt.signed for attempt in signed])
         return signed
 
-    return [(signing, "sign", sign)]
+    async def sign_each(batches: Sequence[signing.Batch]) -> list[list[Attempt] | Exception]:
+        results = await honest_each(batches)
+        for batch, result in zip(batches, results, strict=True):
+            if not isinstance(result, Exception):
+                await batch.lane.ports.chain.send([attempt.signed for attempt in result])
+        return results
+
+    return [(signing, "sign", sign), (signing, "sign_each", sign_each)]
 
 
 def bump_not_stored() -> list[Change]:
@@ -153,7 +161,7 @@ def never_again() -> list[Change]:
     return [
         (broadcast, "_due_s", lambda *_: None),
         (reconcile, "_settle", nothing),
-        (lane_step, "check_pool", nothing),
+        (lane_round, "check_pool", nothing),
     ]
 
 
@@ -179,28 +187,36 @@ def same_price_again() -> list[Change]:
 
 def persist_skipped() -> list[Change]:
     """Keep nonces in the lane's memory; write them only with the answer to the send."""
-    honest = Lane.commit
+    honest = LaneSet.commit
 
-    async def commit(lane: Lane, changes: Sequence[TxChange] = (), **kwargs: Any) -> list[ManagedTx]:
-        if kwargs.get("op") != "allocate":
-            return await honest(lane, changes, **kwargs)
-        lane.cursor = kwargs["cursor"]
-        for change in changes:
-            lane._remember(change.after)
-        return [change.after for change in changes]
+    async def commit(lanes: LaneSet, writes: Sequence[tuple[Lane, LaneWrite]], *, op: str) -> None:
+        if op != "allocate":
+            await honest(lanes, writes, op=op)
+            return
+        for lane, write in writes:
+            lane.cursor = write.cursor_after
+            for change in write.changes:
+                lane._remember(change.after)
 
-    return [(Lane, "commit", commit)]
+    return [(LaneSet, "commit", commit)]
 
 
 def nonce_skipped() -> list[Change]:
-    honest = Lane.commit
+    honest = LaneSet.commit
 
-    async def commit(lane: Lane, changes: Sequence[TxChange] = (), **kwargs: Any) -> list[ManagedTx]:
-        if kwargs.get("op") == "allocate" and len(changes) > 1:
-            kwargs["cursor"] = kwargs["cursor"].changed(next_nonce=kwargs["cursor"].next_nonce + 1)
-        return await honest(lane, changes, **kwargs)
+    async def commit(lanes: LaneSet, writes: Sequence[tuple[Lane, LaneWrite]], *, op: str) -> None:
+        if op == "allocate":
+            writes = [(lane, _past_one_more(write)) for lane, write in writes]
+        await honest(lanes, writes, op=op)
 
-    return [(Lane, "commit", commit)]
+    return [(LaneSet, "commit", commit)]
+
+
+def _past_one_more(write: LaneWrite) -> LaneWrite:
+    after = write.cursor_after
+    if after is None or len(write.changes) <= 1:
+        return write
+    return write.changed(cursor_after=after.changed(next_nonce=after.next_nonce + 1))
 
 
 async def _adopt_unseen(lane: Lane, upto: int, *, skips_foreign: bool) -> None:

@@ -67,11 +67,11 @@ class Api:
 def build_authenticator(services: Dependencies) -> Authenticator:
     return Authenticator(
         services.keys,
-        services.host,
+        services.settings.host,
         services.node.incarnation,
-        services.forward_tokens,
-        auth=services.auth,
-        max_waits_per_key=services.max_waits_per_key,
+        services.cluster.forward_tokens,
+        auth=services.settings.auth,
+        max_waits_per_key=services.settings.max_waits_per_key,
     )
 
 
@@ -86,7 +86,7 @@ def page_operations(services: Dependencies) -> list[Operation]:
     )
 
     async def metrics(call: RequestContext) -> Response:
-        return Response(msgspec.Raw(call.services.metrics()), media_type=METRICS_MEDIA_TYPE)
+        return Response(msgspec.Raw(call.services.node.metrics()), media_type=METRICS_MEDIA_TYPE)
 
     async def fixed(response: Response, _call: RequestContext) -> Response:
         return response

@@ -50,7 +50,7 @@ class RequestContext(NamedTuple):
     def shows_nonce(self) -> bool:
         """Return whether this caller sees nonces: every caller if they are exposed, else keys with the scope operator."""
         is_operator = self.caller.key is not None and self.caller.allows(Scope.OPERATOR)
-        return self.services.expose_nonce or is_operator
+        return self.services.settings.expose_nonce or is_operator
 
     def wait_s(self, default_s: float) -> float:
         """Return how long the caller wants to wait: from the query, else from `Prefer`, else the default."""
@@ -77,15 +77,15 @@ class RequestContext(NamedTuple):
 
     def address(self, text: str, field_name: str) -> Address:
         try:
-            return self.services.parse_address(text)
+            return self.services.codec.parse_address(text)
         except ValueError as error:
             raise ApiError("address_invalid", f"{field_name}: {error}", field=field_name) from None
 
     def chain_id(self, requested: int | None) -> int:
         if requested is None:
-            return self.services.default_chain_id
-        if requested not in self.services.chains:
-            known = ", ".join(str(chain_id) for chain_id in sorted(self.services.chains))
+            return self.services.chains.default_id
+        if requested not in self.services.chains.by_id:
+            known = ", ".join(str(chain_id) for chain_id in sorted(self.services.chains.by_id))
             raise ApiError(
                 "chain_unknown",
                 f"chainId: {requested} is not configured; this node serves {known}",
@@ -94,7 +94,7 @@ class RequestContext(NamedTuple):
         return requested
 
     def signer(self, text: str, chain_id: int | None, field_name: str) -> Signer:
-        chain_id = self.services.default_chain_id if chain_id is None else self.chain_id(chain_id)
+        chain_id = self.services.chains.default_id if chain_id is None else self.chain_id(chain_id)
         return Signer(chain_id, self.address(text, field_name))
 
     async def cancel_on_disconnect(self, work: Coroutine[Any, Any, T]) -> T:

@@ -48,10 +48,14 @@ class CallEndpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
+    """This node: its identity, and what it knows about its own state."""
+
     name: str
     incarnation: UUID
     version: str
     started_at: datetime
+    is_database_failure: Callable[[BaseException], bool]  # the database is unavailable or slow
+    metrics: Callable[[], bytes] = bytes  # in the Prometheus text format
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +67,49 @@ class SignerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Dependencies:
-    acceptor: RequestAcceptor
-    tx_waiter: TxWaiter
-    reader: Reader
-    events_log: EventReader
-    explainer: Explainer
-    nodes: Callable[[], Awaitable[Sequence[NodeView]]]
-    commands: CommandStore
-    keys: KeyStore
-    spending: SpendingGuard
-    node: NodeInfo
-    chains: Mapping[int, Chain]
-    default_chain_id: int
+class Signers:
+    """The signers of this node."""
+
     addresses: Callable[[], Sequence[Address]]  # of the signers whose keys this node has
     holds: Callable[[Signer], bool]  # whether this node holds the signer's lease, as far as it knows
-    signer_settings: Callable[[Address], SignerSettings]
+    settings: Callable[[Address], SignerSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The chains of this node."""
+
+    by_id: Mapping[int, Chain]
+    default_id: int
+    call_endpoint: CallEndpoint  # sends a caller's JSON-RPC call to an endpoint of the chain
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Functions that read and write the values of EVM chains."""
+
     parse_address: Callable[[str], Address]  # raises ValueError, for a wrong checksum too
     encode_call: EncodeCall
     encode_constructor: EncodeConstructor
     selector_of: Callable[[str], bytes | None]  # of a function signature; None if it is invalid
-    call_endpoint: CallEndpoint  # sends a caller's JSON-RPC call to an endpoint of the chain
     sender_of: Callable[[bytes], Address]  # the signer of a raw transaction; raises ValueError
-    is_database_failure: Callable[[BaseException], bool]  # the database is unavailable or slow
-    host: str  # the address that the API listens on
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The other nodes, and how requests reach them."""
+
+    nodes: Callable[[], Awaitable[Sequence[NodeView]]]
     url_of: Callable[[str], Awaitable[str | None]]  # the API URL of a live node, by its name
+    forward_tokens: ForwardTokens | None = None  # None: this node accepts no forwarded requests
+    forward: Forwarder | None = None  # None: requests for other nodes' signers are rejected with `not_leader`
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """The settings that the API itself uses or shows."""
+
+    host: str  # the address that the API listens on
     auth: Literal["open", "required"]  # open: on loopback, no key is required until one exists
     max_waits_per_key: int  # requests of one API key that may wait at this node
     expose_nonce: bool
@@ -96,7 +118,24 @@ class Dependencies:
     lease_duration_s: float
     required_confirmations: int | str
     ready_needs_chain: bool = False  # a silent chain makes the node unready
-    metrics: Callable[[], bytes] = bytes  # the metrics in the Prometheus text format
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What the API uses: use cases, stores, and the groups above."""
+
+    acceptor: RequestAcceptor
+    tx_waiter: TxWaiter
+    reader: Reader
+    events_log: EventReader
+    explainer: Explainer
+    commands: CommandStore
+    keys: KeyStore
+    spending: SpendingGuard
+    node: NodeInfo
+    signers: Signers
+    chains: Chains
+    codec: Codec
+    cluster: Cluster
+    settings: ApiSettings
     nonces: NonceAllocator | None = None  # None: the nonce service is off
-    forward_tokens: ForwardTokens | None = None  # None: this node accepts no forwarded requests
-    forward: Forwarder | None = None  # None: requests for other nodes' signers are rejected with `not_leader`

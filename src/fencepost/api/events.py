@@ -81,7 +81,7 @@ def _event_out(call: RequestContext, event: Event, views: Mapping[UUID, TxView])
             view,
             parts=frozenset(),
             shows_nonce=call.shows_nonce,
-            required=call.services.required_confirmations,
+            required=call.services.settings.required_confirmations,
         )
     )
     has_blocks = event.new_fork is not None

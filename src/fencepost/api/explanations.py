@@ -42,7 +42,11 @@ async def signer(call: RequestContext) -> Response:
 async def status(call: RequestContext) -> Response:
     """Report what is wrong anywhere. The caller sees only signers that it may use."""
     services = call.services
-    known = [Signer(chain_id, address) for chain_id in services.chains for address in services.addresses()]
+    known = [
+        Signer(chain_id, address)
+        for chain_id in services.chains.by_id
+        for address in services.signers.addresses()
+    ]
     found = await services.explainer.status(known, call.caller.addresses)
     return Response(_status_out(call, found))
 

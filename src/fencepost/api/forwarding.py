@@ -40,7 +40,7 @@ def forward_request(request: IncomingRequest, body: bytes) -> ForwardRequest:
 async def remote_owner(call: RequestContext, signer: Signer) -> str | None:
     """Return the other node that has to handle this signer's requests; None if this node handles them."""
     services = call.services
-    if services.accepting_nodes == "any" or services.holds(signer):
+    if services.settings.accepting_nodes == "any" or services.signers.holds(signer):
         return None
     owner = await services.reader.owner_of(signer)
     return None if owner == services.node.name else owner
@@ -48,7 +48,7 @@ async def remote_owner(call: RequestContext, signer: Signer) -> str | None:
 
 async def not_leader(call: RequestContext, signer: Signer, owner: str) -> ApiError:
     """Build the problem that names the lease holder, and its URL for this request if it has an API."""
-    url = await call.services.url_of(owner)
+    url = await call.services.cluster.url_of(owner)
     target = forward_request(call.request, b"").target
     return ApiError(
         "not_leader",
@@ -57,7 +57,7 @@ async def not_leader(call: RequestContext, signer: Signer, owner: str) -> ApiErr
         owner=owner,
         owner_url=url,
         location=None if url is None else f"{url.rstrip('/')}{target}",
-        retry_after_s=call.services.lease_duration_s,
+        retry_after_s=call.services.settings.lease_duration_s,
     )
 
 
@@ -115,9 +115,9 @@ async def _forwarded(
 ) -> ForwardResponse | NoForwardResponse:
     forward_token, key = call.caller.forward_token, call.caller.key
     hops = 1 if forward_token is None else forward_token.hops + 1
-    if call.services.forward is None or hops > MAX_HOPS:
+    if call.services.cluster.forward is None or hops > MAX_HOPS:
         return NoForwardResponse.NOT_EXECUTED
-    return await call.services.forward(
+    return await call.services.cluster.forward(
         owner, request, caller=None if key is None else key.id, hops=hops, wait_s=wait_s
     )
 

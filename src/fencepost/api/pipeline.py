@@ -121,7 +121,7 @@ def _problem(error: Exception, services: Dependencies) -> ApiError:
     known = expected_problem(error)
     if known is not None:
         return known
-    if services.is_database_failure(error):
+    if services.node.is_database_failure(error):
         is_slow = isinstance(error, TimeoutError)
         _log.warning("the database %s (%s)", "is slow" if is_slow else "is unavailable", type(error).__name__)
         detail = "the database is slow; retry soon" if is_slow else "the database is unavailable; retry soon"

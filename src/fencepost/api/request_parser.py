@@ -137,8 +137,8 @@ def _data(call: RequestContext, payload: Payload) -> bytes:
         )
     try:
         if payload.method is not None:
-            return call.services.encode_call(method=payload.method, abi=payload.abi, args=args)
-        return data + call.services.encode_constructor(abi=payload.abi or [], args=args)
+            return call.services.codec.encode_call(method=payload.method, abi=payload.abi, args=args)
+        return data + call.services.codec.encode_constructor(abi=payload.abi or [], args=args)
     except InvalidRequest as error:
         field = f"payload.{error.field}"
         raise ApiError("field_invalid", f"{field}: {error}", field=field) from None

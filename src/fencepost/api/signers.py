@@ -19,12 +19,12 @@ CHAIN_TIMEOUT_S = 5.0
 
 
 def describe(call: RequestContext, view: SignerView) -> SignerOut:
-    rules = call.services.signer_settings(view.signer.address)
+    rules = call.services.signers.settings(view.signer.address)
     return signer_out(
         view,
         mode=rules.mode,
         max_in_flight=rules.max_in_flight,
-        has_key=view.signer.address in call.services.addresses(),
+        has_key=view.signer.address in call.services.signers.addresses(),
         shows_nonce=call.shows_nonce,
     )
 
@@ -38,7 +38,11 @@ async def existing(call: RequestContext) -> SignerView:
     if not call.caller.may_use(signer.address):
         raise _not_found(signer)
     view = await call.services.reader.signer(signer)
-    if view.lease is None and view.next_nonce is None and signer.address not in call.services.addresses():
+    if (
+        view.lease is None
+        and view.next_nonce is None
+        and signer.address not in call.services.signers.addresses()
+    ):
         raise _not_found(signer)
     return view
 
@@ -54,8 +58,8 @@ def _not_found(signer: Signer) -> ApiError:
 async def page(call: RequestContext) -> Response:
     known = [
         Signer(chain_id, address)
-        for chain_id in call.services.chains
-        for address in call.services.addresses()
+        for chain_id in call.services.chains.by_id
+        for address in call.services.signers.addresses()
     ]
     views = await call.services.reader.signers(
         known,
@@ -78,7 +82,7 @@ def _after(cursor: str | None) -> Signer | None:
 
 async def detail(call: RequestContext) -> Response:
     view = await existing(call)
-    rules = call.services.signer_settings(view.signer.address)
+    rules = call.services.signers.settings(view.signer.address)
     balance_wei: str | None = None
     on_chain: ChainNonces | None = None
     error: str | None = None
@@ -91,7 +95,7 @@ async def detail(call: RequestContext) -> Response:
             view,
             mode=rules.mode,
             max_in_flight=rules.max_in_flight,
-            has_key=view.signer.address in call.services.addresses(),
+            has_key=view.signer.address in call.services.signers.addresses(),
             shows_nonce=call.shows_nonce,
             on_chain=on_chain,
             balance_wei=balance_wei,
@@ -101,7 +105,7 @@ async def detail(call: RequestContext) -> Response:
 
 
 async def _on_chain(call: RequestContext, signer: Signer) -> tuple[str, ChainNonces]:
-    chain, address = call.services.chains[signer.chain_id], Address(signer.address)
+    chain, address = call.services.chains.by_id[signer.chain_id], Address(signer.address)
     async with asyncio.timeout(CHAIN_TIMEOUT_S):
         balance_wei, latest, pending = await asyncio.gather(
             chain.balance_wei(address), chain.nonce(address, "latest"), chain.nonce(address, "pending")

@@ -65,7 +65,7 @@ def _selector(call: RequestContext, text: str, field: str) -> str:
     """Return the selector as hex, from hex, `0x` for a plain transfer, or a function signature."""
     if _SELECTOR.fullmatch(text.lower()):
         return text.lower()
-    selector = call.services.selector_of(text)
+    selector = call.services.codec.selector_of(text)
     if selector is None:
         raise ApiError(
             "field_invalid",

@@ -42,7 +42,7 @@ async def submit_one(call: RequestContext) -> Response:
 
 async def _submit_one(call: RequestContext) -> Response:
     request = _request(call, await encode_large(call, call.body))
-    if call.services.accepting_nodes != "any":
+    if call.services.settings.accepting_nodes != "any":
         owner = await remote_owner(call, request.signer)
         if owner is not None:
             return await forward(call, request.signer, owner, wait_s=forwarded_wait_s(call))
@@ -108,7 +108,7 @@ async def submit_batch(call: RequestContext) -> Response:
             valid.append((index, to_request(call, _well_formed(item))))
         except Exception as error:  # noqa: BLE001 - it fails one item only; unexpected errors are logged with an id
             results[index] = failed(error)
-    if call.services.accepting_nodes != "any":
+    if call.services.settings.accepting_nodes != "any":
         valid = await _for_this_node(call, valid, results)
     admissions = await call.services.spending.admit([request for _, request in valid])
     for (index, request), admission in zip(valid, admissions, strict=True):

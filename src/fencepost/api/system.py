@@ -33,9 +33,9 @@ async def ready(call: RequestContext) -> Response:
         )
     services = call.services
     silent = sorted(
-        chain_id for chain_id, chain in services.chains.items() if chain.silent_for_s >= SILENT_AFTER_S
+        chain_id for chain_id, chain in services.chains.by_id.items() if chain.silent_for_s >= SILENT_AFTER_S
     )
-    if silent and services.ready_needs_chain:
+    if silent and services.settings.ready_needs_chain:
         chains = ", ".join(map(str, silent))
         raise ApiError(
             "chain_unavailable",
@@ -60,9 +60,9 @@ async def version(call: RequestContext) -> Response:
         VersionOut(
             version=services.node.version,
             node=services.node.name,
-            chain_ids=sorted(services.chains),
-            default_chain_id=services.default_chain_id,
-            events=services.events,
+            chain_ids=sorted(services.chains.by_id),
+            default_chain_id=services.chains.default_id,
+            events=services.settings.events,
         )
     )
 
@@ -70,5 +70,5 @@ async def version(call: RequestContext) -> Response:
 async def nodes(call: RequestContext) -> Response:
     """List the known nodes, live ones first."""
     this = call.services.node.incarnation
-    found = await call.services.nodes()
+    found = await call.services.cluster.nodes()
     return Response(NodesOut(items=[node_out(view, is_this=view.incarnation == this) for view in found]))

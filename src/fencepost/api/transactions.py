@@ -33,13 +33,13 @@ def present_tx(call: RequestContext, view: TxView | None, parts: frozenset[Part]
         view,
         parts=parts,
         shows_nonce=call.shows_nonce,
-        required=call.services.required_confirmations,
+        required=call.services.settings.required_confirmations,
         is_chain_silent=_is_silent(call, view.signer.chain_id),
     )
 
 
 def _is_silent(call: RequestContext, chain_id: int) -> bool:
-    chain = call.services.chains.get(chain_id)
+    chain = call.services.chains.by_id.get(chain_id)
     return chain is not None and chain.silent_for_s >= SILENT_AFTER_S
 
 
@@ -85,7 +85,9 @@ async def by_request(call: RequestContext) -> Response:
 
 async def by_hash(call: RequestContext) -> Response:
     query = call.query
-    chain_ids = list(call.services.chains) if query.chain_id is None else [call.chain_id(query.chain_id)]
+    chain_ids = (
+        list(call.services.chains.by_id) if query.chain_id is None else [call.chain_id(query.chain_id)]
+    )
     parts = frozenset(query.include)
     view = await call.services.reader.by_hash(chain_ids, call.tx_hash(), parts)
     return Response(present_tx(call, view, parts))

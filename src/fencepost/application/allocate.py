@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from fencepost.application import funds, signing
 from fencepost.application.lane import HandlerOnOtherNode, Lane
-from fencepost.application.nonce_sync import checked_cursor
-from fencepost.application.ports import Cursor, TxChange
+from fencepost.application.lane_set import LaneSet
+from fencepost.application.nonce_sync import checked_cursor, is_checked
+from fencepost.application.ports import Cursor, LaneWrite, TxChange
 from fencepost.application.signing import Batch
 from fencepost.domain import transaction_state
+from fencepost.domain.ids import Signer
 from fencepost.domain.states import SubState
 from fencepost.domain.struct import Struct
 from fencepost.domain.transaction import Fees, UnsignedTx
@@ -68,60 +71,168 @@ class _CannotPay(Struct, frozen=True):
     node_text: str
 
 
-async def allocate(lane: Lane, at_most: int = MAX_NONCES_PER_COMMIT) -> int:
-    """Allocate nonces, and return how many requests left the queue, with a nonce or rejected without one."""
-    if not _may_allocate(lane):
-        return 0
+class _Plan(NamedTuple):
+    """What a lane would allocate: the nonces from the cursor on, and what is signed for each."""
+
+    lane: Lane
+    cursor: Cursor
+    priced: Sequence[Priced]
+    to_sign: Batch
+
+
+async def allocate(lanes: LaneSet, at_most: int = MAX_NONCES_PER_COMMIT) -> set[Signer]:
+    """Allocate nonces, `at_most` for each lane; return the signers whose queue moved: a request got a nonce or ended.
+
+    All lanes sign in one call and write in one call. A lane that needs a call of its own before it can sign is priced apart.
+    """
+    moved: set[Signer] = set()
+    plans: list[_Plan] = []
+    for lane in lanes:
+        if lane.unreadable:  # the signer is in PROTECT, and its queue can't be read in order
+            continue
+        with lanes.guard(lane):
+            if lane.queue.arrived or lane.queue.may_be_longer:
+                await _refill(lanes, lane, at_most)
+            if lane in lanes and _may_allocate(lane):
+                await _plan(lanes, lane, batch_size(lane, at_most), plans, moved)
+    await _sign_and_store(lanes, plans, moved)
+    return moved
+
+
+async def _plan(lanes: LaneSet, lane: Lane, count: int, plans: list[_Plan], moved: set[Signer]) -> None:
+    plan = await _plan_without_calls(lane, count) if _is_ready(lane) else None
+    if plan is not None:
+        plans.append(plan)
+    else:
+        await lanes.apart(lane, _plan_with_calls, count, plans, moved)
+
+
+def _is_ready(lane: Lane) -> bool:
+    """Return whether the head of the queue can be signed with what the lane knows already."""
+    suspicion = lane.suspicion
+    return (
+        lane.cursor is not None
+        and suspicion.ahead.checked_at_s is None
+        and not suspicion.doubts_history
+        and is_checked(lane, lane.now_s())
+        and next_needs_no_rpc(lane)
+    )
+
+
+async def _plan_without_calls(lane: Lane, count: int) -> _Plan | None:
+    """Plan with the fees that are known, which the lanes of a chain fetch together; None if a request needs more."""
+    quoted = await signing.quote(lane)
+    cursor, priced = lane.cursor, price_without_rpc(lane, quoted, count)
+    if cursor is None or not priced:
+        return None
+    lane.require_trust()
+    to_sign = Batch(lane, [item.tx for item in priced], unsigned_txs(lane, cursor, priced))
+    return _Plan(lane, cursor, priced, to_sign)
+
+
+async def _plan_with_calls(lane: Lane, count: int, plans: list[_Plan], moved: set[Signer]) -> None:
+    """Compare the cursor with the chain, end requests that are too late, estimate gas, read the balance."""
     cursor = await checked_cursor(lane)
     if cursor is None:
-        return 0
-    late = await _reject_expired(lane)
-    batch = _head_of_queue(lane, batch_size(lane, at_most))
+        return
+    if await _reject_expired(lane):
+        moved.add(lane.signer)
+    batch = _head_of_queue(lane, count)
     if not batch:
-        return late
+        return
     lane.require_trust()
     if batch[0].kind is Kind.HANDLER:
-        return late + await _allocate_for_handler(lane, cursor, batch[0])
+        await _allocate_for_handler(lane, cursor, batch[0])
+        moved.add(lane.signer)
+        return
     priced, refused = await _price(lane, batch)
-    if not priced:
-        return late + refused
-    unsigned = unsigned_txs(lane, cursor, priced)
-    to_sign = Batch(lane, [item.tx for item in priced], unsigned)
-    try:
-        signed = await signing.sign(to_sign)
-    except SigningRefused:
-        return late + refused + await _allocate_singly(lane, cursor, priced, to_sign)
-    return late + refused + await _store(lane, cursor, priced, signed)
+    if refused:
+        moved.add(lane.signer)
+    if priced:
+        to_sign = Batch(lane, [item.tx for item in priced], unsigned_txs(lane, cursor, priced))
+        await to_sign.admit()
+        plans.append(_Plan(lane, cursor, priced, to_sign))
 
 
-async def _store(lane: Lane, cursor: Cursor, priced: Sequence[Priced], signed: Sequence[Attempt]) -> int:
-    changes = allocations(lane, cursor, priced, signed)
+async def _sign_and_store(lanes: LaneSet, plans: Sequence[_Plan], moved: set[Signer]) -> None:
+    if not plans:
+        return
+    signed = await signing.sign_each([plan.to_sign for plan in plans])
+    writes: list[tuple[Lane, LaneWrite]] = []
+    for plan, result in zip(plans, signed, strict=True):
+        if isinstance(result, SigningRefused):
+            await lanes.apart(plan.lane, _allocate_singly, plan, moved)
+        elif isinstance(result, Exception):
+            lanes.end(plan.lane, result)
+        else:
+            with lanes.guard(plan.lane):
+                writes.append((plan.lane, _write_of(plan, result)))
+    await lanes.commit(writes, op="allocate")
+    moved.update(lane.signer for lane, _ in writes if lane in lanes)
+
+
+def _write_of(plan: _Plan, signed: Sequence[Attempt]) -> LaneWrite:
+    lane, cursor, priced, _ = plan
     lane.require_trust()
-    await lane.commit(changes, cursor=cursor.past(len(changes)), op="allocate")
-    return len(changes)
+    changes = allocations(lane, cursor, priced, signed)
+    return lane.build_write(changes, cursor=cursor.past(len(changes)))
+
+
+# ---- the queue
+
+
+async def _refill(lanes: LaneSet, lane: Lane, at_most: int) -> None:
+    """Add arrived requests to the queue, or load the queue from the ledger, which includes them."""
+    if lane.queue.may_be_longer:
+        await lanes.apart(lane, _load_queue, at_most)
+    else:
+        _take_arrivals(lane)
+
+
+async def _load_queue(lane: Lane, at_most: int) -> None:
+    lane.queue.take_arrivals()
+    if len(lane.queue) < min(window_capacity(lane), at_most):
+        lane.queue.may_be_longer = False
+        loaded = await lane.ports.ledger.load_queue(lane.signer, limit=lane.settings.read_ahead)
+        lane.queue.load(loaded)
+        lane.queue.may_be_longer = lane.queue.may_be_longer or len(loaded) >= lane.settings.read_ahead
+
+
+def _take_arrivals(lane: Lane) -> None:
+    """Add arrived requests to the queue, except those that a load has already added.
+
+    If one has even ended since, the next commit fails on its version, and the lane is loaded again.
+    """
+    for tx in lane.queue.take_arrivals():
+        if lane.queue.is_new(tx) or not lane.holds(tx.tx_id):
+            lane.queue.add(tx)
 
 
 # ---- rejected signatures
 
 
-async def _allocate_singly(lane: Lane, cursor: Cursor, priced: Sequence[Priced], to_sign: Batch) -> int:
+async def _allocate_singly(lane: Lane, plan: _Plan, moved: set[Signer]) -> None:
     """Find the request of a batch that the key port rejected, allocate those before it, and handle it.
 
     The requests behind it wait for that, so that requests keep their order.
     """
-    results = await signing.sign_singly(to_sign)
+    results = await signing.sign_singly(plan.to_sign)
     refused = next((n for n, item in enumerate(results) if isinstance(item, SigningRefused)), len(results))
     before = [item for item in results[:refused] if isinstance(item, Attempt)]
-    count = await _store(lane, cursor, priced[:refused], before) if before else 0
+    if before:
+        write = _write_of(plan._replace(priced=plan.priced[:refused]), before)
+        lane.apply_result(write, await lane.ports.ledger.commit(write), op="allocate")
+        moved.add(lane.signer)
     if refused == len(results):
-        return count
+        return
     error = results[refused]
     assert isinstance(error, SigningRefused)  # noqa: S101 - chosen so
     signs_others = any(isinstance(item, Attempt) for item in results)
-    return count + await _handle_refusal(lane, priced[refused].tx, error, signs_others=signs_others)
+    if await _handle_refusal(lane, plan.priced[refused].tx, error, signs_others=signs_others):
+        moved.add(lane.signer)
 
 
-async def _handle_refusal(lane: Lane, tx: ManagedTx, error: SigningRefused, *, signs_others: bool) -> int:
+async def _handle_refusal(lane: Lane, tx: ManagedTx, error: SigningRefused, *, signs_others: bool) -> bool:
     """Fail a request that the key port rejects repeatedly, if the key port signs anything else for this account.
 
     If it signs nothing at all, the cause is not the request: the request waits and is marked STUCK.
@@ -136,7 +247,7 @@ async def _handle_refusal(lane: Lane, tx: ManagedTx, error: SigningRefused, *, s
             await lane.commit(
                 [lane.change(tx, partial(transaction_state.reject, error=str(error)))], op="refuse"
             )
-            return 1
+            return True
         if tx.sub_state is not SubState.STUCK:
             reason = f"the key store signs nothing for this account; check the key: {error}"
             lane.ports.observer.note("stuck", signer=lane.signer, tx=tx.tx_id, reason=reason)
@@ -145,7 +256,7 @@ async def _handle_refusal(lane: Lane, tx: ManagedTx, error: SigningRefused, *, s
             )
     pause_s = min(MAX_SIGNING_PAUSE_S, FIRST_SIGNING_PAUSE_S * float(1 << min(tries - 1, 10)))
     sending.allocation_paused_until_s = lane.now_s() + pause_s
-    return 0
+    return False
 
 
 def unsigned_txs(lane: Lane, cursor: Cursor, priced: Sequence[Priced]) -> list[UnsignedTx]:
@@ -172,7 +283,7 @@ def allocations(
 async def sign_ahead(lane: Lane) -> None:
     """Sign the next request in advance, while the receipt of the one before it is fetched.
 
-    `signing.sign` uses the bytes unless something changes before then. Nothing is stored, and only stored bytes are sent, so
+    `signing.sign_each` uses the bytes unless something changes before then. Nothing is stored, and only stored bytes are sent, so
     a crash here leaves nothing. An error here occurs again when the request is allocated, and is handled there.
     """
     cursor = lane.cursor
@@ -234,14 +345,15 @@ def _head_of_queue(lane: Lane, at_most: int) -> list[ManagedTx]:
     return batch
 
 
-async def _reject_expired(lane: Lane) -> int:
+async def _reject_expired(lane: Lane) -> bool:
+    """End the requests whose deadline has passed; return whether there were any."""
     late = lane.queue.expired(lane.now_s())
     if late:
         error = "validUntil passed before the transaction got a nonce"
         await lane.commit(
             [lane.change(tx, partial(transaction_state.reject, error=error)) for tx in late], op="expire"
         )
-    return len(late)
+    return bool(late)
 
 
 # ---- gas and fees
@@ -420,7 +532,7 @@ def _needs_estimate(lane: Lane, tx: ManagedTx) -> bool:
     return tx.intent.gas is None or lane.settings.refuse_reverting
 
 
-async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> int:
+async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> None:
     """Assign the nonce before the handler runs, because the handler needs it. Cancel the request if its handler is gone."""
     if (
         tx.tx_id not in lane.ports.handlers
@@ -440,7 +552,6 @@ async def _allocate_for_handler(lane: Lane, cursor: Cursor, tx: ManagedTx) -> in
             ],
             op="drop",
         )
-        return 1
+        return
     change = lane.change(tx, partial(transaction_state.assign_nonce, nonce=cursor.next_nonce, attempt=None))
     await lane.commit([change], cursor=cursor.past(1), op="allocate")
-    return 1

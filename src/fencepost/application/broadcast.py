@@ -10,13 +10,16 @@ import asyncio
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from fencepost.application import signing
 from fencepost.application.hooks import NonceContext
 from fencepost.application.lane import Lane, protect
+from fencepost.application.lane_set import LaneSet
 from fencepost.application.ports import TxChange
 from fencepost.application.signing import AtFeeCap
 from fencepost.domain import transaction_state
+from fencepost.domain.ids import Signer
 from fencepost.domain.send_policy import Action, decide
 from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.states import State, SubState
@@ -48,23 +51,59 @@ _PRICE_REJECTED = frozenset({SendCategory.UNDERPRICED, SendCategory.REPLACEMENT_
 _SENDABLE = frozenset({State.ALLOCATED, State.SUBMITTED})
 
 
-async def broadcast(lane: Lane) -> int:
-    """Send all bytes that were never sent; return how many sends were made."""
-    count = 0
+async def broadcast(lanes: LaneSet) -> set[Signer]:
+    """Send all bytes that were never sent, those of all lanes in one call; return the signers that sent some.
+
+    A lone lane also sends the bytes that it signs because of a rejection. In a larger set, a lane with a rejected or
+    unanswered send leaves, and sends the same bytes again in its own round.
+    """
+    sent: set[Signer] = set()
     for _ in range(MAX_ROUNDS):
-        if lane.is_protected:
-            break
-        unbuilt = [tx for tx in lane.unmined if not tx.attempts and tx.kind is Kind.HANDLER]
-        if unbuilt:
-            await _run_handlers(lane, unbuilt)
-        waiting = waiting_to_be_sent(lane)
+        waiting: list[tuple[Lane, list[ManagedTx]]] = []
+        for lane in lanes:
+            with lanes.guard(lane):
+                if txs := await _waiting_after_handlers(lanes, lane):
+                    lane.require_trust()
+                    waiting.append((lane, txs))
         if not waiting:
             break
-        lane.require_trust()
-        count += len(waiting)
-        if await send(lane, waiting):
+        sent.update(lane.signer for lane, _ in waiting)
+        if await _send_each(lanes, waiting) or not lanes.is_lone:
             break
-    return count
+    return sent
+
+
+async def _waiting_after_handlers(lanes: LaneSet, lane: Lane) -> list[ManagedTx]:
+    """Return the transactions that wait to be sent; those of handlers get their bytes first."""
+    if lane.is_protected:
+        return []
+    unbuilt = [tx for tx in lane.in_flight.values() if not tx.attempts and _is_unbuilt(tx)]
+    if unbuilt and not await lanes.apart(lane, _run_handlers, unbuilt):
+        return []
+    return waiting_to_be_sent(lane)
+
+
+def _is_unbuilt(tx: ManagedTx) -> bool:
+    return tx.kind is Kind.HANDLER and tx.mined is None and tx.sub_state is not SubState.SUPERSEDED
+
+
+async def _send_each(lanes: LaneSet, waiting: Sequence[tuple[Lane, list[ManagedTx]]]) -> bool:
+    """Send the stored bytes of all lanes in one call; return whether all were accepted and nothing else is to be done."""
+    results: Sequence[SendResult] = ()
+    with lanes.guard(*[lane for lane, _ in waiting]):
+        results = await lanes.ports.chain.send([tx.latest.signed for _, txs in waiting for tx in txs])
+    answers, are_accepted = iter(results), True
+    for lane, txs in waiting:
+        if lane not in lanes:  # the call failed
+            return True
+        lane_results = list(islice(answers, len(txs)))
+        with lanes.guard(lane):
+            if all(map(_needs_no_follow_up, txs, lane_results)):
+                _defer_results(lane, txs, lane_results)
+            else:
+                are_accepted = False
+                await lanes.apart(lane, record_send_results, txs, lane_results)
+    return are_accepted
 
 
 def waiting_to_be_sent(lane: Lane) -> list[ManagedTx]:
@@ -86,32 +125,31 @@ def is_waiting_to_be_sent(tx: ManagedTx) -> bool:
     return tx.resubmit_due_s is None and is_sendable(tx) and tx.latest.sent_count == 0
 
 
-async def send(lane: Lane, txs: list[ManagedTx]) -> bool:
-    """Send the stored bytes of each in one batch; return whether all were accepted and nothing else is to be done."""
-    return await record_send_results(lane, txs, await lane.ports.chain.send([tx.latest.signed for tx in txs]))
+async def send(lane: Lane, txs: list[ManagedTx]) -> None:
+    """Send the stored bytes of one lane again, and record and act on the results."""
+    results = await lane.ports.chain.send([tx.latest.signed for tx in txs])
+    if all(map(_needs_no_follow_up, txs, results)):
+        _defer_results(lane, txs, results)
+    else:
+        await record_send_results(lane, txs, results)
 
 
-async def record_send_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> bool:
-    """Record all results in one commit, then act on them; return whether all were accepted.
+def _defer_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
+    """Defer the write of accepted sends: if it is lost, the next lease holder sends the same bytes again."""
+    changes = _changes_from_results(lane, txs, results, [_TRACK] * len(txs))
+    lane.defer(changes, for_s=lane.settings.record_within_s)
 
-    If all were accepted, the write is deferred: if it is lost, the next lease holder sends the same bytes again. Otherwise an
-    alarm is handled before the other results: nothing may delay it, and no bytes may be signed after it.
+
+async def record_send_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
+    """Record all results in one commit, then act on them.
+
+    An alarm is handled before the other results: nothing may delay it, and no bytes may be signed after it.
     """
     actions = [_action(*answered) for answered in zip(txs, results, strict=True)]
-    if actions.count(_TRACK) == len(actions):
-        defer_send_results(lane, txs, results)
-        return True
     stored = await lane.commit(_changes_from_results(lane, txs, results, actions), op="send_result")
     answered = list(zip(stored, actions, results, strict=True))
     for tx, action, result in sorted(answered, key=_alarms_first):
         await _follow_up(lane, tx, action, result)
-    return False
-
-
-def defer_send_results(lane: Lane, txs: Sequence[ManagedTx], results: Sequence[SendResult]) -> None:
-    """Defer the write of results that need no further action."""
-    changes = _changes_from_results(lane, txs, results, [_TRACK] * len(txs))
-    lane.defer(changes, for_s=lane.settings.record_within_s)
 
 
 def _changes_from_results(
@@ -181,7 +219,7 @@ def _alarms_first(answered: tuple[ManagedTx, Action, SendResult]) -> bool:
     return answered[1] is not Action.PROTECT
 
 
-def needs_no_follow_up(tx: ManagedTx, result: SendResult) -> bool:
+def _needs_no_follow_up(tx: ManagedTx, result: SendResult) -> bool:
     """Return whether the result needs no action except tracking."""
     return _action(tx, result) is _TRACK
 

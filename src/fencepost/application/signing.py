@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fencepost.application.lane import Lane
+from fencepost.application.ports import KeyPort
 from fencepost.application.spending_policy import over_budget
 from fencepost.domain import fees as pricing
 from fencepost.domain.fees import FeeLimit
@@ -234,13 +235,9 @@ class Batch(NamedTuple):
 
 
 async def sign(batch: Batch) -> list[Attempt]:
-    """Sign all transactions of a batch or none."""
+    """Sign all transactions of a batch or none, after checking them against the limits that hold now."""
     await batch.admit()
-    lane = batch.lane
-    ahead, lane.sending.signed_ahead = lane.sending.signed_ahead, None
-    if ahead is not None and batch.unsigned == [ahead[0]]:
-        return batch.attempts([ahead[1]])
-    return batch.attempts(await lane.ports.keys.sign(lane.signer.address, batch.unsigned))
+    return batch.attempts(await batch.lane.ports.keys.sign(batch.lane.signer.address, batch.unsigned))
 
 
 async def sign_singly(batch: Batch) -> list[Attempt | SigningRefused]:
@@ -283,27 +280,52 @@ async def signs_fillers(lane: Lane, tx: ManagedTx, *, nonce: int) -> bool:
     return True
 
 
-async def sign_each(batches: Sequence[Batch]) -> list[list[Attempt] | BaseException]:
-    """Sign the batches of several lanes with the same keys; a batch that fails has its exception in its place.
+async def sign_each(batches: Sequence[Batch]) -> list[list[Attempt] | Exception]:
+    """Sign the batches of several lanes with the same keys; a batch that fails has its error in its place.
 
-    Only for signers without a spending policy: a budget is reserved per transaction.
+    The caller has reserved what they may cost (`admit`) where a spending policy applies.
     """
-    if not batches:
-        return []
-    for batch in batches:
-        batch.check()
-        if batch.lane.sending.limits is not None:
-            raise ValueError(f"{batch.lane.signer} has a spending policy: sign its transactions on their own")
     keys = batches[0].lane.ports.keys
-    signed = await keys.sign_each([(batch.lane.signer.address, batch.unsigned) for batch in batches])
+    results = [_signed_ahead(batch) for batch in batches]
+    wanted = [batch for batch, result in zip(batches, results, strict=True) if result is None]
+    signed = iter(await _sign_all(keys, wanted) if wanted else ())
     return [
-        raw if isinstance(raw, BaseException) else batch.attempts(raw)
-        for batch, raw in zip(batches, signed, strict=True)
+        _attempts(batch, next(signed) if result is None else result)
+        for batch, result in zip(batches, results, strict=True)
     ]
 
 
+async def _sign_all(keys: KeyPort, batches: Sequence[Batch]) -> Sequence[Sequence[SignedTx] | BaseException]:
+    to_sign = [(batch.lane.signer.address, batch.unsigned) for batch in batches]
+    if len(to_sign) > 1:
+        return await keys.sign_each(to_sign)
+    try:
+        return [await keys.sign(*to_sign[0])]
+    except Exception as error:  # noqa: BLE001 - it is the result of this batch
+        return [error]
+
+
+def _signed_ahead(batch: Batch) -> Sequence[SignedTx] | Exception | None:
+    """Return bytes that were signed ahead for exactly this, or the limit that forbids the batch, or None: it is to be signed."""
+    sending = batch.lane.sending
+    ahead, sending.signed_ahead = sending.signed_ahead, None
+    try:
+        batch.check()
+    except FencepostError as error:
+        return error
+    return [ahead[1]] if ahead is not None and batch.unsigned == [ahead[0]] else None
+
+
+def _attempts(batch: Batch, result: Sequence[SignedTx] | BaseException) -> list[Attempt] | Exception:
+    if isinstance(result, Exception):
+        return result
+    if isinstance(result, BaseException):  # a cancellation is no result
+        raise result
+    return batch.attempts(result)
+
+
 async def sign_ahead(lane: Lane, tx: ManagedTx, unsigned: UnsignedTx) -> None:
-    """Sign what is expected to come next. `sign` uses the bytes if it gets exactly this transaction."""
+    """Sign what is expected to come next. `sign_each` uses the bytes if it gets exactly this transaction."""
     if lane.sending.limits is not None:
         return  # its spending policy is checked when its turn comes
     require_within_limit(lane, tx, unsigned, Purpose.INTENT)

@@ -15,7 +15,8 @@ from fencepost.application.allocate import next_needs_no_rpc, sign_ahead
 from fencepost.application.attribution import check_consumed
 from fencepost.application.gap_filling import check_gap
 from fencepost.application.lane import Lane, protect
-from fencepost.application.ports import TxChange
+from fencepost.application.lane_set import LaneSet
+from fencepost.application.ports import LaneWrite, TxChange
 from fencepost.domain import transaction_state
 from fencepost.domain.confirmations import BlockRef, BlockStatus, Confirmations, confirm
 from fencepost.domain.ids import TxHash
@@ -38,29 +39,22 @@ MAX_REASON_TRIES = 3
 REASON_PAUSE_S = 0.5
 MAX_REASON_CHARS = 300
 
-# Event loop iterations from a lane's call to the bytes of the request: the lane, the batch, the transport.
-TURNS_UNTIL_REQUESTED = 4
-
 # Looked up once: in Python 3.11 access to an enumeration member is a function call.
 _ORPHANED, _SUSPENDED = BlockStatus.ORPHANED, State.SUSPENDED
 
 Depths = dict[tuple[BlockRef, int | None], Confirmations]  # by block and required depth
 
 
-async def track(lane: Lane) -> int:
-    """Fetch the receipts that are due, count confirmations, and return how many transactions changed."""
-    moved = await _confirm(lane) if lane.in_flight else 0
-    due = due_for_receipts(lane)
+async def collect_receipts(lanes: LaneSet) -> None:
+    """Count confirmations, fetch the receipts that are due, and write what they show.
+
+    Confirmations may need blocks below the view and reasons of reverts: each lane counts its own.
+    """
+    await _confirm_each(lanes)
+    due = [(lane, txs) for lane in lanes if (txs := due_for_receipts(lane))]
     if due:
-        try:
-            moved += await fetch_receipts(lane, due)
-        except RpcError:
-            lane.blocks.must_fetch_receipts = True  # no endpoint answered: the next step retries
-            lane.ports.observer.note("receipts_failed", signer=lane.signer)
-            raise
-        if lane.in_flight:
-            moved += await _confirm(lane)
-    return moved
+        await _fetch_receipts(lanes, due)
+        await _confirm_each(lanes)
 
 
 def due_for_receipts(lane: Lane) -> list[ManagedTx]:
@@ -93,25 +87,24 @@ def due_for_receipts(lane: Lane) -> list[ManagedTx]:
 async def fetch_receipts_after_send(lane: Lane) -> None:
     """Fetch head and receipts together right after a send, for a chain that mines at once.
 
-    A strict lane, which cannot continue meanwhile, signs the next transaction.
+    A strict lane cannot continue meanwhile: if its key is in another system, that system signs the next transaction. A key in
+    this process would only delay the request for the receipt.
     """
-    if not (lane.settings.strict and lane.settings.required_blocks == 0 and lane.blocks.mines_instantly):
+    if not (
+        lane.settings.strict
+        and lane.settings.required_blocks == 0
+        and lane.blocks.mines_instantly
+        and not lane.ports.keys.signs_locally(lane.signer.address)
+    ):
         await _fetch_until_mined(lane)
         return
-    ahead = asyncio.create_task(_sign_ahead_after_request(lane))
+    ahead = asyncio.create_task(sign_ahead(lane))
     try:
         await _fetch_until_mined(lane)
     except BaseException:
         ahead.cancel()
         raise
     await ahead
-
-
-async def _sign_ahead_after_request(lane: Lane) -> None:
-    """Sign after the receipt request has left, which takes a few iterations: signing blocks the event loop."""
-    for _ in range(TURNS_UNTIL_REQUESTED):
-        await asyncio.sleep(0)
-    await sign_ahead(lane)
 
 
 async def _fetch_until_mined(lane: Lane) -> None:
@@ -125,10 +118,11 @@ async def _fetch_until_mined(lane: Lane) -> None:
             lane.ports.chain_view.view.hashes.get(head.number) != head.hash
         ):  # else the view is as new, or newer
             await lane.ports.chain_view.refresh(head)
-        found = _found(lane, receipts)
+        found = {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
         blocks.mines_instantly = _all_below(lane.ports.chain_view.view.head, unmined, found)
         if blocks.mines_instantly or (pause_s := next(pauses_s, None)) is None:
-            await _record(lane, unmined, found)
+            if (write := _record(lane, unmined, found, {})) is not None:
+                lane.apply_result(write, await lane.ports.ledger.commit(write), op="receipt")
             break
         await lane.ports.clock.sleep(pause_s)
     if not blocks.mines_instantly:
@@ -141,25 +135,50 @@ def _all_below(head: int, txs: Sequence[ManagedTx], found: Mapping[TxHash, Recei
     return all(receipt is not None and receipt.block.number <= head for receipt in receipts)
 
 
-async def fetch_receipts(lane: Lane, txs: Sequence[ManagedTx]) -> int:
-    """Fetch the receipts of all attempts; record those whose block is in the view."""
-    found = _found(lane, await lane.ports.chain_view.receipts.fetch(lane.ports.chain, hashes_of(txs)))
-    recorded = await _record(lane, txs, found)
-    missing = [tx for tx in txs if receipt_of(tx, found) is None]
-    if missing:
-        await _handle_missing(lane, missing)
-    return recorded
+async def fetch_receipts(lane: Lane, txs: Sequence[ManagedTx]) -> None:
+    """Fetch the receipts of all attempts of a lone lane; record those whose block is in the view."""
+    lanes = LaneSet([lane])
+    await _fetch_receipts(lanes, [(lane, txs)])
+    lanes.raise_failure()
+
+
+async def _fetch_receipts(lanes: LaneSet, due: Sequence[tuple[Lane, Sequence[ManagedTx]]]) -> None:
+    """Fetch the receipts of all lanes in one call. Write the changes, or defer them to the commit of the next nonces."""
+    found: dict[TxHash, Receipt] | None = None
+    with lanes.guard(*[lane for lane, _ in due]):
+        found = await _ask_for_receipts(lanes, due)
+    if found is None:
+        return
+    depths: Depths = {}
+    writes: list[tuple[Lane, LaneWrite]] = []
+    for lane, txs in due:
+        with lanes.guard(lane):
+            if (write := _record(lane, txs, found, depths)) is not None:
+                writes.append((lane, write))
+    await lanes.commit(writes, op="receipt")
+    for lane, txs in due:
+        missing = [tx for tx in txs if receipt_of(tx, found) is None]
+        if missing and lane in lanes and not await lanes.apart(lane, _handle_missing, missing):
+            lane.blocks.must_fetch_receipts = True  # the next round asks for all of them
+
+
+async def _ask_for_receipts(
+    lanes: LaneSet, due: Sequence[tuple[Lane, Sequence[ManagedTx]]]
+) -> dict[TxHash, Receipt]:
+    hashes = [tx_hash for _, txs in due for tx_hash in hashes_of(txs)]
+    try:
+        receipts = await lanes.ports.chain_view.receipts.fetch(lanes.ports.chain, hashes)
+    except RpcError:
+        for lane, _ in due:
+            lane.blocks.must_fetch_receipts = True  # no endpoint answered: the next round retries
+            lane.ports.observer.note("receipts_failed", signer=lane.signer)
+        raise
+    return {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
 
 
 def hashes_of(txs: Sequence[ManagedTx]) -> list[TxHash]:
     """Return the hashes of all attempts."""
     return [attempt.signed.hash for tx in txs for attempt in tx.attempts]
-
-
-def _found(lane: Lane, receipts: Sequence[Receipt | None]) -> dict[TxHash, Receipt]:
-    found = {receipt.tx_hash: receipt for receipt in receipts if receipt is not None}
-    lane.ports.observer.note("receipts", signer=lane.signer, asked=len(receipts), found=len(found))
-    return found
 
 
 def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None:
@@ -170,16 +189,18 @@ def receipt_of(tx: ManagedTx, found: Mapping[TxHash, Receipt]) -> Receipt | None
     return None
 
 
-async def _record(lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt]) -> int:
-    """Write the changes, or defer them to the commit of the next nonces; return how many there are."""
-    changes = changes_from_receipts(lane, txs, found, {})
+def _record(
+    lane: Lane, txs: Sequence[ManagedTx], found: Mapping[TxHash, Receipt], depths: Depths
+) -> LaneWrite | None:
+    """Return the write of the changes; None if there are none, or if they are written with the next nonces."""
+    changes = changes_from_receipts(lane, txs, found, depths)
+    lane.ports.observer.note("receipts", signer=lane.signer, asked=len(txs), found=len(changes))
     if not changes:
-        return 0
+        return None
     if is_written_with_next(lane):
         lane.defer(changes, for_s=0)
-    else:
-        await lane.commit(changes, op="receipt")
-    return len(changes)
+        return None
+    return lane.build_write(changes)
 
 
 def is_written_with_next(lane: Lane) -> bool:
@@ -278,7 +299,13 @@ def _is_newly_stale(lane: Lane, tx: ManagedTx) -> bool:
 # ---- depth
 
 
-async def _confirm(lane: Lane) -> int:
+async def _confirm_each(lanes: LaneSet) -> None:
+    for lane in lanes:
+        if lane.has_mined:
+            await lanes.apart(lane, _confirm)
+
+
+async def _confirm(lane: Lane) -> None:
     changes: list[TxChange] = []
     orphans: list[ManagedTx] = []
     for tx in [tx for tx in lane.in_flight.values() if tx.mined is not None]:
@@ -292,13 +319,12 @@ async def _confirm(lane: Lane) -> int:
             if now.new_fork:
                 lane.ports.observer.note("new_fork", signer=lane.signer, tx=tx.tx_id, token=lane.term.token)
     if not changes:
-        return 0
+        return
     stored = await lane.commit(changes, op="confirm")
     orphan_ids = {tx.tx_id for tx in orphans}
     if orphan_ids:
         # The new fork may hold the same transaction in another block: fetch its receipt before sending it again.
         await fetch_receipts(lane, [tx for tx in stored if tx.tx_id in orphan_ids])
-    return len(changes)
 
 
 async def _confirmation_change(lane: Lane, tx: ManagedTx, now: Confirmations) -> TxChange | None:

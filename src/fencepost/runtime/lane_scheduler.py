@@ -1,12 +1,18 @@
-"""Schedule the lanes of this node on its workers.
+"""Schedule the rounds of this node's lanes.
 
-A signer belongs to worker `hash(signer) % N`. A worker steps one lane at a time, and lanes of different workers run
-concurrently. Lanes whose next step is plain, which is nearly all of them under load, are stepped in batches instead: the
-lanes that are woken in the same iteration of the event loop take their step together (`application/batch_step.py`). At
-most as many lanes and batches run at a time as there are workers. A signer is strictly serial: a lane that is woken
-during its step is queued again when the step has ended.
+A lane that is woken waits for the end of the event loop's iteration. Then the woken lanes are put into sets, and each set has
+one round (`application/lane_round.py`):
 
-The failure of a step is handled here, and only here:
+- Plain lanes of one chain, which are nearly all lanes under load, share a set: their round makes only calls that all of them
+  need. A common set takes `set_size` transactions.
+- Every other lane is a set of its own, because its round may wait for an estimate, a key service, a handler or an operator
+  command. So is a lane that left a common set.
+
+At most `workers` lanes are in common sets, and at most `workers` lanes have a round of their own. The two bounds are separate:
+however many lanes wait for something slow, plain lanes go on, and a slow lane takes no more than its own place. A signer is
+strictly serial: a lane that is woken during its round is queued again when the round has ended.
+
+The failure of a round is handled here, and only here:
 
 | failure | consequence |
 |---|---|
@@ -21,27 +27,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fencepost.application.allocate import MAX_NONCES_PER_COMMIT
-from fencepost.application.batch_step import (
-    NeedsOwnStep,
-    allows_batch_step,
-    batch_step,
-    is_batchable,
-    next_batch_step_in_s,
-    weight,
-)
 from fencepost.application.lane import HandlerOnOtherNode, Lane, LeaseUntrusted, StateMoved
-from fencepost.application.lane_step import lane_step
+from fencepost.application.lane_round import Outcome, allows_common_rounds, is_plain, run_round, weight
+from fencepost.application.lane_set import NeedsOwnRound
 from fencepost.application.ports import Observer, UnreadableRow
-from fencepost.application.stall import is_stalled
 from fencepost.domain.ids import Signer
 from fencepost.domain.lease import Term
-from fencepost.errors import ChainReplaced, Fenced, RpcError, SigningError, UnknownSigner
+from fencepost.errors import Fenced, RpcError, SigningError, UnknownSigner
 from fencepost.runtime.lane_slot import LaneSlot
 from fencepost.runtime.lane_timers import LaneTimers
 from fencepost.runtime.pending_forks import PendingForks
@@ -51,29 +48,29 @@ from fencepost.tasks.service_loop import IsDatabaseFailure, is_broken_connection
 _log = logging.getLogger(__name__)
 
 # With many busy lanes, a lane signs this many before it sends: the chain must not idle until every lane has signed.
-MIN_NONCES_PER_STEP = 32
+MIN_NONCES_PER_ROUND = 32
 
-# Transactions per batch. The minimum fits into one request to an endpoint: several short batches run concurrently. With
-# so many waiting lanes that they have to wait anyway, larger batches cost less.
-MIN_BATCH_SIZE, MAX_BATCH_SIZE = 100, 256
+# Transactions per common set. The minimum fits into one request to an endpoint: several small sets run concurrently. With
+# so many waiting lanes that they have to wait anyway, larger sets cost less.
+MIN_SET_SIZE, MAX_SET_SIZE = 100, 256
 
 # A lane that was never reconciled is given up after it has failed for this long, doubling each time it was in vain.
 FIRST_GIVE_UP_S = 1.0
 
 
 def fair_share(lanes: int) -> int:
-    """Return how many nonces a lane allocates in one step: they are signed together while the other lanes wait."""
-    return max(MIN_NONCES_PER_STEP, MAX_NONCES_PER_COMMIT // lanes)
+    """Return how many nonces a lane allocates in one round: they are signed together while the other lanes wait."""
+    return max(MIN_NONCES_PER_ROUND, MAX_NONCES_PER_COMMIT // lanes)
 
 
-def batch_size(lanes: int) -> int:
-    """Return how many transactions a batch step takes with this many waiting lanes: a quarter, within bounds."""
-    return max(MIN_BATCH_SIZE, min(MAX_BATCH_SIZE, lanes // 4))
+def set_size(lanes: int) -> int:
+    """Return how many transactions a common set takes with this many waiting lanes: a quarter, within bounds."""
+    return max(MIN_SET_SIZE, min(MAX_SET_SIZE, lanes // 4))
 
 
 @dataclass(slots=True)
 class LaneScheduler:
-    """Hold the lanes of the acquired signers, and step each lane when it is woken."""
+    """Hold the lanes of the acquired signers, and run a round of each lane when it is woken."""
 
     workers: int
     make_lane: Callable[[Term], Lane]
@@ -81,26 +78,28 @@ class LaneScheduler:
     on_lost: Callable[[Signer], None]  # the lane was dropped with work left: acquire the signer again
     on_failing: Callable[[Signer, float], None]  # the same, but not before this many seconds
     on_given_up: Callable[[Lane], None]  # the lane was dropped, its lease is still valid: release it
-    on_retired: Callable[[Lane], None]  # the last step of a retiring lane has ended: release its lease
+    on_retired: Callable[[Lane], None]  # the last round of a retiring lane has ended: release its lease
     is_served_elsewhere: Callable[[Signer], bool] = lambda _signer: True  # another node may serve the signer
     is_database_failure: IsDatabaseFailure = is_broken_connection
     _slots: dict[Signer, LaneSlot] = field(default_factory=dict)
-    _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
     _active: dict[Signer, Lane] = field(default_factory=dict)  # lanes with work; the others are idle
     _awaiting_blocks: dict[Signer, Lane] = field(default_factory=dict)
     _heads: int = 0  # how often a head has moved
     _queued: set[Signer] = field(default_factory=set)
-    _stepping: set[Signer] = field(default_factory=set)
-    _batch_queue: deque[Signer] = field(default_factory=deque)  # woken, to be stepped in a batch if plain
-    _batch_tasks: asyncio.TaskGroup | None = None  # while the scheduler runs
+    _in_round: set[Signer] = field(default_factory=set)
+    _woken: deque[Signer] = field(default_factory=deque)  # to be put into sets
+    _alone: deque[Signer] = field(default_factory=deque)  # each waits for a round of its own
+    _common_count: int = 0  # lanes in common sets
+    _lone_count: int = 0  # lanes with a round of their own
+    _is_start_scheduled: bool = False
+    _rounds: asyncio.TaskGroup | None = None  # while the scheduler runs
     _timers: LaneTimers = field(init=False)
     forks: PendingForks = field(default_factory=PendingForks)
     failures: RepeatedFailures = field(default_factory=RepeatedFailures)
 
     def __post_init__(self) -> None:
-        """Create the timers and one queue per worker."""
+        """Create the timers."""
         self._timers = LaneTimers(lambda slot: self.wake(slot.lane.signer))
-        self._ready = [asyncio.Queue() for _ in range(self.workers)]
 
     def __contains__(self, signer: Signer) -> bool:
         return signer in self._slots
@@ -134,7 +133,7 @@ class LaneScheduler:
         return list(self._awaiting_blocks.values())
 
     def head_moved(self) -> None:
-        """Record that a head moved: a lane that is being stepped is woken again if it waits for blocks."""
+        """Record that a head moved: a lane in a round is woken again if it waits for blocks."""
         self._heads += 1
 
     def open(self, term: Term) -> None:
@@ -146,7 +145,7 @@ class LaneScheduler:
             lane.on_alarm(reason)
         if (since_s := self.failures.failing_since_s(term.signer, lane.now_s())) is not None:
             lane.on_failing(since_s)
-        self._slots[term.signer] = LaneSlot(lane, self._worker_of(term.signer))
+        self._slots[term.signer] = LaneSlot(lane)
         self.wake(term.signer)
 
     def forked(self, signer: Signer, block: int) -> None:
@@ -157,57 +156,61 @@ class LaneScheduler:
             self.wake(signer)
 
     def wake(self, signer: Signer) -> None:
-        """Queue a step of the signer's lane, unless one is queued already."""
+        """Queue a round of the signer's lane, unless one is queued already."""
         slot = self._slots.get(signer)
         if slot is None:
             return
         self._active[signer] = slot.lane
-        self._awaiting_blocks.pop(signer, None)  # its step sees the newest view
+        self._awaiting_blocks.pop(signer, None)  # its round sees the newest view
         slot.timer_due_s = None
         if signer not in self._queued:
             self._queued.add(signer)
             slot.queued_at_s = time.monotonic()
-            if signer not in self._stepping:
+            if signer not in self._in_round:
                 self._enqueue(slot)
 
     def _enqueue(self, slot: LaneSlot) -> None:
-        must_step_alone = (
-            slot.must_step_alone or slot.is_retiring or not allows_batch_step(slot.lane.settings)
-        )
-        if self._batch_tasks is None or must_step_alone:
-            self._ready[slot.worker].put_nowait(slot.lane.signer)
-            return
-        if not self._batch_queue:
-            asyncio.get_running_loop().call_soon(self._start_batches)
-        self._batch_queue.append(slot.lane.signer)
+        is_alone = slot.needs_own_round or slot.is_retiring or not allows_common_rounds(slot.lane.settings)
+        (self._alone if is_alone else self._woken).append(slot.lane.signer)
+        if self._rounds is not None and not self._is_start_scheduled:
+            self._is_start_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_rounds)
 
-    def _start_batches(self) -> None:
-        """Start batch steps for the woken lanes that are plain, one batch per chain; queue the others for their workers.
-
-        Called after an iteration of the event loop, a step or a batch step.
-        """
-        while self._batch_queue and len(self._stepping) < self.workers and self._batch_tasks is not None:
-            plain: dict[int, list[LaneSlot]] = {}
-            items, share, most = 0, self._share(), batch_size(len(self._batch_queue))
-            while self._batch_queue and items < most:
-                signer = self._batch_queue.popleft()
-                slot = self._slots.get(signer)
-                if slot is None:
-                    self._queued.discard(signer)
-                elif is_batchable(slot.lane) and not (slot.must_step_alone or slot.is_retiring):
-                    plain.setdefault(signer.chain_id, []).append(slot)
-                    items += weight(slot.lane, share)
-                else:
-                    self._ready[slot.worker].put_nowait(signer)
-            for slots in plain.values():
+    def _start_rounds(self) -> None:
+        """Start the rounds of waiting lanes. Called after an iteration of the event loop with wake-ups, and after a round."""
+        self._is_start_scheduled = False
+        while self._woken and self._common_count < self.workers and self._rounds is not None:
+            for slots in self._next_common_sets():
                 self._begin(slots)
-                self._batch_tasks.create_task(self._step_batch(slots), name="batch_step")
+                self._common_count += len(slots)
+                self._rounds.create_task(self._run_common(slots), name="lane_round")
+        while self._alone and self._lone_count < self.workers and self._rounds is not None:
+            signer = self._alone.popleft()
+            if (slot := self._slots.get(signer)) is None:
+                self._queued.discard(signer)
+                continue
+            self._begin([slot])
+            self._lone_count += 1
+            self._rounds.create_task(self._run_alone(slot), name="lane_round")
 
-    def _worker_of(self, signer: Signer) -> int:
-        return zlib.crc32(str(signer).encode()) % self.workers
+    def _next_common_sets(self) -> list[list[LaneSlot]]:
+        """Return the next plain lanes, one set per chain; queue the others for rounds of their own."""
+        plain: dict[int, list[LaneSlot]] = {}
+        items, share, most = 0, self._share(), set_size(len(self._woken))
+        while self._woken and items < most:
+            signer = self._woken.popleft()
+            slot = self._slots.get(signer)
+            if slot is None:
+                self._queued.discard(signer)
+            elif is_plain(slot.lane) and not (slot.needs_own_round or slot.is_retiring):
+                plain.setdefault(signer.chain_id, []).append(slot)
+                items += weight(slot.lane, share)
+            else:
+                self._alone.append(signer)
+        return list(plain.values())
 
     def drop(self, signer: Signer) -> None:
-        """Remove the lane of a signer. A step that is running ends by itself, and its writes may still be rejected."""
+        """Remove the lane of a signer. A round that is running ends by itself, and its writes may still be rejected."""
         self._active.pop(signer, None)
         self._awaiting_blocks.pop(signer, None)
         slot = self._slots.pop(signer, None)
@@ -217,28 +220,28 @@ class LaneScheduler:
         slot.timer_due_s = None
 
     def _drop_slot(self, slot: LaneSlot) -> None:
-        """Drop the lane of this term only: a newer term may have replaced it during its last step."""
+        """Drop the lane of this term only: a newer term may have replaced it during its last round."""
         if self._slots.get(slot.lane.signer) is slot:
             self.drop(slot.lane.signer)
 
     def is_busy(self, signer: Signer) -> bool:
-        """Return whether the lane is being stepped or queued for a step."""
-        return signer in self._stepping or signer in self._queued
+        """Return whether the lane is in a round or queued for one."""
+        return signer in self._in_round or signer in self._queued
 
     @property
     def waiting(self) -> int:
-        """Return how many lanes wait for a step."""
+        """Return how many lanes wait for a round."""
         return len(self._queued)
 
     def retire(self, signer: Signer) -> None:
-        """Start no new step, and call `on_retired` when no step is running, which may be at once."""
+        """Start no new round, and call `on_retired` when no round is running, which may be at once."""
         slot = self._slots.get(signer)
         if slot is None or slot.is_retiring:
             return
         slot.is_retiring = True
         if slot.lane.write_by_s is not None:
-            self.wake(signer)  # its worker flushes the deferred writes
-        elif signer not in self._stepping:
+            self.wake(signer)  # its last turn flushes the deferred writes
+        elif signer not in self._in_round:
             self._retire_now(slot)
 
     async def _write_and_retire(self, slot: LaneSlot) -> None:
@@ -280,7 +283,7 @@ class LaneScheduler:
         return found
 
     def without_chain(self, *, longer_than_s: float, now_s: float) -> list[Lane]:
-        """Return the lanes whose steps have all failed for so long, the last one because of the endpoints."""
+        """Return the lanes whose rounds have all failed for so long, the last one because of the endpoints."""
         found = []
         for signer, slot in self._slots.items():
             since_s = slot.lane.failing_since_s
@@ -290,92 +293,87 @@ class LaneScheduler:
         return found
 
     async def run(self) -> None:
-        """Run the workers until cancelled."""
+        """Run rounds until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for index in range(self.workers):
-                group.create_task(self._work(self._ready[index]), name=f"lane-worker-{index}")
-            self._batch_tasks = group
+            self._rounds = group
+            self._start_rounds()
             try:
                 await asyncio.get_running_loop().create_future()  # until it is cancelled
             finally:
-                self._batch_tasks = None
+                self._rounds = None
 
-    async def _work(self, ready: asyncio.Queue[Signer]) -> None:
-        while True:
-            signer = await ready.get()
-            slot = self._slots.get(signer)
-            if slot is None or slot.is_retiring:
-                self._queued.discard(signer)
-                if slot is not None:
+    async def _run_alone(self, slot: LaneSlot) -> None:
+        """Run a round of a lone lane, or the last turn of a retiring one."""
+        try:
+            if slot.is_retiring:
+                try:
                     await self._write_and_retire(slot)
-                continue
-            self._begin([slot])
-            slot.must_step_alone = False
-            heads = self._heads
-            try:
-                again_s = await self._step(slot)
-            finally:
-                self._end([signer])
-            await self._after_step(slot, again_s, is_behind=heads != self._heads)
-            self._start_batches()
+                finally:
+                    self._end([slot.lane.signer])
+            else:
+                slot.needs_own_round = False
+                await self._run_set([slot])
+        finally:
+            self._lone_count -= 1
+        self._start_rounds()
 
-    async def _after_step(self, slot: LaneSlot, again_s: float | None, *, is_behind: bool) -> None:
-        if self._slots.get(slot.lane.signer) is not slot:
-            return
-        if slot.is_retiring:
-            await self._write_and_retire(slot)
-        else:
-            self._rest(slot, again_s, is_behind=is_behind)
+    async def _run_common(self, slots: Sequence[LaneSlot]) -> None:
+        try:
+            await self._run_set(slots)
+        finally:
+            self._common_count -= len(slots)
+        self._start_rounds()
 
-    async def _step_batch(self, slots: Sequence[LaneSlot]) -> None:
+    async def _run_set(self, slots: Sequence[LaneSlot]) -> None:
+        """Run a round of these lanes, and decide for each when the next one is due."""
         heads = self._heads
         signers = [slot.lane.signer for slot in slots]
+        outcomes: dict[Signer, Outcome] = {}
         try:
-            failures = await batch_step([slot.lane for slot in slots], self._share())
+            outcomes = await run_round([slot.lane for slot in slots], self._share())
         except Exception as error:  # noqa: BLE001 - a loop's edge: it is handled as the failure of each lane
-            failures = dict.fromkeys(signers, error)
+            outcomes = dict.fromkeys(signers, error)
         finally:
             self._end(signers)
         is_behind = heads != self._heads
         for slot, signer in zip(slots, signers, strict=True):
-            again_s = self._after_batch_step(slot, failures.get(signer))
+            again_s = self._after_round(slot, outcomes[signer])
             if self._slots.get(signer) is not slot:
                 continue
             if slot.is_retiring:
-                self.wake(signer)  # its worker retires it
+                self.wake(signer)  # its last turn retires it
             else:
                 self._rest(slot, again_s, is_behind=is_behind)
-        self._start_batches()
 
-    def _after_batch_step(self, slot: LaneSlot, error: Exception | None) -> float | None:
-        """Return the seconds until the next step, or None."""
-        if error is None:
-            return self._after_success(slot, next_batch_step_in_s(slot.lane))
-        if isinstance(error, NeedsOwnStep):
-            slot.must_step_alone = True
+    def _after_round(self, slot: LaneSlot, outcome: Outcome) -> float | None:
+        """Return the seconds until the next round, or None."""
+        if isinstance(outcome, NeedsOwnRound):
+            slot.needs_own_round = True
             return 0.0
-        slot.must_step_alone = isinstance(error, ChainReplaced)  # its own step protects the signer
-        return self._after_failure(slot, error)
+        if isinstance(outcome, Exception):
+            return self._after_failure(slot, outcome)
+        self._after_success(slot)
+        return outcome
 
     def _begin(self, slots: Sequence[LaneSlot]) -> None:
         signers = [slot.lane.signer for slot in slots]
         self._queued.difference_update(signers)
-        self._stepping.update(signers)
+        self._in_round.update(signers)
         now_s = time.monotonic()
         self.observer.note("waited", seconds=[now_s - slot.queued_at_s for slot in slots])
 
     def _end(self, signers: Sequence[Signer]) -> None:
-        self._stepping.difference_update(signers)
-        for signer in [signer for signer in signers if signer in self._queued]:  # woken during the step
+        self._in_round.difference_update(signers)
+        for signer in [signer for signer in signers if signer in self._queued]:  # woken during the round
             if (slot := self._slots.get(signer)) is not None:
                 self._enqueue(slot)
             else:
                 self._queued.discard(signer)
 
     def _rest(self, slot: LaneSlot, again_s: float | None, *, is_behind: bool) -> None:
-        """Set the timer of a lane after its step, or wake it at once.
+        """Set the timer of a lane after its round, or wake it at once.
 
-        `is_behind` says that a block arrived during the step, and the step may not have seen it.
+        `is_behind` says that a block arrived during the round, and the round may not have seen it.
         """
         if again_s is not None:
             self._wake_later(slot, again_s)
@@ -396,28 +394,19 @@ class LaneScheduler:
         elif signer not in self._queued:
             self._timers.set(slot, seconds)
 
-    async def _step(self, slot: LaneSlot) -> float | None:
-        """Step a lane, and return the seconds until the next step, or None."""
-        try:
-            again_s = await lane_step(slot.lane, self._share())
-        except Exception as error:  # noqa: BLE001 - a loop's edge: it is handled, and the cause is logged
-            return self._after_failure(slot, error)
-        return self._after_success(slot, again_s)
-
     def _share(self) -> int:
-        return fair_share(len(self._queued) + len(self._stepping))
+        return fair_share(len(self._queued) + len(self._in_round))
 
-    def _after_success(self, slot: LaneSlot, again_s: float | None) -> float | None:
+    def _after_success(self, slot: LaneSlot) -> None:
         lane = slot.lane
         slot.reset_failures()
         self.failures.forget(lane.signer)
         lane.on_success()
         if lane.reconciled and not lane.finality_unknown and self._slots.get(lane.signer) is slot:
             self.forks.discard(lane.signer)
-        return again_s
 
     def _after_failure(self, slot: LaneSlot, error: Exception) -> float | None:
-        """Handle the failure of a step as the module's table says; return the seconds until the next step, or None."""
+        """Handle the failure of a round as the module's table says; return the seconds until the next one, or None."""
         lane = slot.lane
         match error:
             case LeaseUntrusted():
@@ -447,7 +436,7 @@ class LaneScheduler:
                 "%s: the database does not answer (%s); the lane is acquired again", lane.signer, kind
             )
         else:
-            _log.error("a step of %s failed; the lane is acquired again", lane.signer, exc_info=error)
+            _log.error("a round of %s failed; the lane is acquired again", lane.signer, exc_info=error)
         self.observer.note("lane_lost", signer=lane.signer, token=lane.term.token, error=kind)
         self._drop_slot(slot)
         if self.is_database_failure(error):
@@ -460,7 +449,6 @@ class LaneScheduler:
         lane = slot.lane
         lane.on_failing(self.failures.pause(lane.signer, lane.now_s()))
         slot.lacks_chain = isinstance(error, RpcError)
-        slot.must_step_alone |= is_stalled(lane)  # only its own step records that
         pause_s = slot.pause_s()
         if slot.never_started and self._may_give_up(slot):
             self.failures.handed_over(lane.signer)

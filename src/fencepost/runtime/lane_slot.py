@@ -1,4 +1,4 @@
-"""Keep what the scheduler knows of a lane: the results of its last steps, and when the next one is due."""
+"""Keep what the scheduler knows of a lane: the results of its last rounds, and when the next one is due."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ MAX_MOVES_IN_A_ROW = 5
 
 @dataclass(slots=True, eq=False)
 class LaneSlot:
-    """Hold a lane with its worker and its scheduling state."""
+    """Hold a lane with its scheduling state."""
 
     lane: Lane
-    worker: int
     timer_due_s: float | None = None  # when its timer wakes it (`LaneTimers`); None: no timer
     waits_for_trust: bool = False  # until the lease is renewed
-    must_step_alone: bool = False  # the next step does what a batch step cannot do
-    is_retiring: bool = False  # no further step: the lease is released when the running step has ended
+    needs_own_round: bool = False  # it left a common set: its next round is its own
+    is_retiring: bool = False  # no further round: the lease is released when the running one has ended
     idle_since_s: float | None = None
     queued_at_s: float = 0.0
-    lacks_chain: bool = False  # the last step failed because of the endpoints
+    lacks_chain: bool = False  # the last round failed because of the endpoints
     _failures: int = 0
     _moves: int = 0
 
     def reset_failures(self) -> None:
-        """Start counting anew after a successful step."""
+        """Start counting anew after a successful round."""
         self._failures = self._moves = 0
         self.lacks_chain = False
 

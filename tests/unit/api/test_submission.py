@@ -89,18 +89,20 @@ class Node:
                 tx_waiter=self,
                 keys=self,
                 spending=SpendingGuard(cast("Any", self), cast("Any", self)),
-                node=SimpleNamespace(version="0", incarnation=uuid4(), name="n"),
-                chains={CHAIN_ID: None},
-                default_chain_id=CHAIN_ID,
-                parse_address=parse_address,
-                host="127.0.0.1",
-                auth="open",
-                max_waits_per_key=256,
-                accepting_nodes="any",
-                forward_tokens=None,
-                metrics=bytes,
+                node=SimpleNamespace(
+                    version="0",
+                    incarnation=uuid4(),
+                    name="n",
+                    is_database_failure=lambda error: isinstance(error, OSError),
+                    metrics=bytes,
+                ),
+                chains=SimpleNamespace(by_id={CHAIN_ID: None}, default_id=CHAIN_ID),
+                codec=SimpleNamespace(parse_address=parse_address),
+                cluster=SimpleNamespace(forward_tokens=None),
+                settings=SimpleNamespace(
+                    host="127.0.0.1", auth="open", max_waits_per_key=256, accepting_nodes="any"
+                ),
                 nonces=None,
-                is_database_failure=lambda error: isinstance(error, OSError),
             ),
         )
 

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, SINK, STRICT, Bench, BenchNode, decode
+from fakes.rounds import run_alone
 from fencepost.application.hooks import NonceContext
-from fencepost.application.lane_step import lane_step
 from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, UnsignedTx
@@ -168,7 +168,7 @@ async def test_a_silent_endpoint_does_not_fail_the_handler(bench: Bench) -> None
     await node.node.acquire_once()
     bench.chain.offline = True
     with pytest.raises(RpcUnavailable):
-        await lane_step(node.lane)
+        await run_alone(node.lane)
     assert bench.state(tx_id) is State.ALLOCATED
     bench.chain.offline = False
     assert await ends(bench, node, tx_id) is State.CONFIRMED

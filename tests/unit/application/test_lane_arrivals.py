@@ -10,10 +10,10 @@ import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode, transfer
 from fakes.clock import FakeClock
+from fakes.rounds import run_alone
 from fencepost.application.accept import Request, RequestAcceptor
 from fencepost.application.hooks import NonceContext
 from fencepost.application.lane import LaneSettings
-from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import LaneState, Requested
 from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
@@ -68,7 +68,7 @@ class _Place:
         await self.at.turn()
         self.bench.chain.mine(2)
         await self.at.turn()
-        await lane_step(self.at.lane)
+        await run_alone(self.at.lane)
         self.ledger.loads = 0
 
     async def on_this_node(self, value_wei: int = 1, *, valid_for_s: float | None = None) -> UUID:
@@ -92,13 +92,13 @@ async def place() -> _Place:
 
 async def test_a_request_is_sent_without_a_read(place: _Place) -> None:
     first = await place.on_this_node()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.bench.state(first) is State.SUBMITTED
     second, third = [
         answer.tx_id
         for answer in await place.own.accept([Request(place.bench.signer, transfer()) for _ in range(2)])
     ]
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, second, third) == [1, 2, 3]
     assert place.ledger.loads == 0
 
@@ -106,14 +106,14 @@ async def test_a_request_is_sent_without_a_read(place: _Place) -> None:
 async def test_earlier_requests_are_sent_first_even_without_a_hint(place: _Place) -> None:
     earlier = await place.on_other_node()
     later = await place.on_this_node()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(earlier, later) == [1, 2]
     assert place.ledger.loads == 1
 
 
 async def test_a_burst_is_sent_in_order_without_a_read(place: _Place) -> None:
     burst = [await place.on_this_node() for _ in range(4)]
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(*burst) == [1, 2, 3, 4]
     assert place.ledger.loads == 0
 
@@ -125,12 +125,12 @@ async def test_an_earlier_request_may_have_its_nonce_before_the_lane_gets_the_la
     reported: list[tuple[Sequence[ManagedTx], Collection[int]]] = []
     own = place.acceptor(lambda _, arrived, behind: reported.append((arrived, behind)))
     second = (await own.create(Request(place.bench.signer, transfer()))).tx_id
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, second) == [1, None]
     ((arrived, behind),) = reported
     assert list(behind) == [place.bench.tx(first).seq]
     place.at.node.requested(place.bench.signer, arrived, behind)
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, second) == [1, 2]
     assert place.ledger.loads == 0
 
@@ -140,7 +140,7 @@ async def test_a_request_stored_by_another_node_in_between_is_sent_in_order(plac
     first = await place.on_this_node()
     between = await place.on_other_node()
     second = await place.on_this_node()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, between, second) == [1, 2, 3]
     assert place.ledger.loads == 1
 
@@ -151,7 +151,7 @@ async def test_a_request_that_arrives_during_a_queue_read_is_taken_once(place: _
         place.at.lane.on_request(())  # the queue must be read
         holds_back.clear()
         place.ledger.has_read.clear()
-        stepping = asyncio.create_task(lane_step(place.at.lane))
+        stepping = asyncio.create_task(run_alone(place.at.lane))
         if holds_back is place.ledger.after:
             await place.ledger.has_read.wait()
         else:
@@ -159,7 +159,7 @@ async def test_a_request_that_arrives_during_a_queue_read_is_taken_once(place: _
         tx_id = await place.on_this_node()
         holds_back.set()
         await stepping
-        await lane_step(place.at.lane)
+        await run_alone(place.at.lane)
         assert place.bench.state(tx_id) is State.SUBMITTED
     assert place.nonces(tx_id) == [2]
     assert place.ledger.loads == 2
@@ -175,13 +175,13 @@ async def test_a_request_that_arrives_during_a_lane_load_does_not_wait_for_the_p
     place.at.lane.reconciled = False
     place.ledger.after.clear()
     place.ledger.has_read.clear()
-    stepping = asyncio.create_task(lane_step(place.at.lane))
+    stepping = asyncio.create_task(run_alone(place.at.lane))
     await place.ledger.has_read.wait()
     on_this_node, on_other_node = await place.on_this_node(), await place.on_other_node()
     place.at.node.requested(place.bench.signer)  # the other node's hint
     place.ledger.after.set()
     await stepping
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     wanted = [*earlier, on_this_node, on_other_node]
     assert place.nonces(*wanted) == list(range(1, 1 + len(wanted)))
 
@@ -195,7 +195,7 @@ async def test_requests_stored_concurrently_are_queued_by_arrival(place: _Place)
     place.bench.database.txs[two.tx_id] = two
     place.at.node.requested(place.bench.signer, [two])
     place.at.node.requested(place.bench.signer, [first])
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(one.tx_id, two.tx_id) == [1, 2]
     assert place.ledger.loads == 0
 
@@ -223,9 +223,9 @@ async def test_a_late_report_of_a_finished_request_makes_the_lane_read_again(pla
 async def test_a_reload_discards_directly_received_requests(place: _Place) -> None:
     tx_id = await place.on_this_node()
     place.at.lane.reconciled = False
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(tx_id) == [1]
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.bench.events(tx_id).count("AssignNonce") == 1
 
 
@@ -243,7 +243,7 @@ async def test_the_deadline_of_a_received_request_applies(place: _Place) -> None
     clock: FakeClock = place.bench.clock
     clock.advance(6)
     await place.at.node.renew_once()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.bench.state(tx_id) is State.FAILED
     assert place.ledger.loads == 0
 
@@ -255,7 +255,7 @@ async def test_a_handler_gets_its_nonce(place: _Place) -> None:
     tx_id = uuid4()
     place.at.handlers[tx_id] = build
     await place.own.create_for_handler(place.bench.signer, tx_id, place.at.incarnation)
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.bench.state(tx_id) is State.SUBMITTED
     assert place.ledger.loads == 0
 
@@ -264,32 +264,32 @@ async def test_a_command_for_a_request_that_just_arrived_is_carried_out(place: _
     tx_id = await place.on_this_node()
     await place.bench.ask("cancel", tx_id)
     place.at.node.hint(place.bench.signer)
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.bench.state(tx_id) is State.CANCELLED
-    assert place.at.lane.is_idle or await lane_step(place.at.lane) is None
+    assert place.at.lane.is_idle or await run_alone(place.at.lane) is None
 
 
 async def test_a_paused_signer_keeps_arriving_requests_queued(place: _Place) -> None:
     await place.bench.ask("pause")
     place.at.node.hint(place.bench.signer)
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     first, second = await place.on_this_node(), await place.on_this_node()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, second) == [None, None]
     await place.bench.ask("unpause")
     place.at.node.hint(place.bench.signer)
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.nonces(first, second) == [1, 2]
 
 
 async def test_a_full_window_reads_nothing(place: _Place) -> None:
     window = QUICK.window
     await place.own.accept([Request(place.bench.signer, transfer()) for _ in range(window)])
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.ledger.loads == 0
     await place.on_other_node()
     place.at.lane.on_request(())
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.ledger.loads == 0, "the window is full"
     place.bench.chain.mine(2)
     await place.at.turn()

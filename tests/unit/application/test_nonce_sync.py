@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, REVERTER, STRICT, Bench, BenchNode, decode, transfer
+from fakes.rounds import run_alone
 from fencepost.application.lane import LaneSettings
-from fencepost.application.lane_step import lane_step
 from fencepost.application.nonce_sync import ADOPT_AFTER_S
 from fencepost.domain.ids import TxHash
 from fencepost.domain.send_result import SendCategory, SendResult
@@ -176,7 +176,7 @@ async def step_in_the_dark(bench: Bench, node: BenchNode) -> None:
     """Step while the endpoint does not answer; the view of the chain is from before."""
     node.node.hint(bench.signer)
     await node.node.acquire_once()
-    await lane_step(node.lane)
+    await run_alone(node.lane)
 
 
 # ---- where the sequence begins

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import CHAIN_ID, GWEI, QUICK, STRICT, Bench, BenchNode, decode, transfer
+from fakes.rounds import run_alone
 from fencepost.application.lane import LaneSettings, protect
-from fencepost.application.lane_step import lane_step
 from fencepost.application.operator_commands import COMMAND_PAUSE_S, MAX_COMMAND_TRIES
 from fencepost.application.ports import KeyPort
 from fencepost.domain.ids import Address, TxHash
@@ -210,12 +210,12 @@ async def test_a_command_delayed_by_a_silent_endpoint_runs_later(bench: Bench) -
     await bench.ask("bump", tx_id)
     node.node.hint(bench.signer)
     bench.chain.offline = True
-    again_s = await lane_step(node.lane)
+    again_s = await run_alone(node.lane)
     assert again_s is not None
     assert again_s > 0
     bench.chain.offline = False
     bench.clock.advance(again_s)
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert len(bench.tx(tx_id).attempts) == 2
 
 
@@ -233,7 +233,7 @@ async def test_a_command_delayed_for_long_by_a_silent_endpoint_is_answered(bench
             bench.clock.now_s()
         )  # it makes no other call to the silent endpoint
         with suppress(RpcUnavailable):
-            await lane_step(node.lane)
+            await run_alone(node.lane)
     assert (bench.database.outcome(command_name) or "").startswith("not done: ")
 
 
@@ -426,7 +426,7 @@ async def test_more_commands_than_one_read_returns_are_all_carried_out(bench: Be
     for _ in range(4):
         if again_s is None:
             break
-        again_s = await lane_step(node.lane)
+        again_s = await run_alone(node.lane)
     assert all(bench.database.outcome(command_name) is not None for command_name in command_ids)
     assert node.lane.is_idle
 
@@ -455,7 +455,7 @@ async def test_only_a_command_hint_makes_the_lane_read_commands(bench: Bench) ->
     tx_id = await bench.request()
     assert node.node.requested(bench.signer)
     assert not node.lane.commands.may_wait
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert bench.tx(tx_id).nonce == 1
     node.node.hint(bench.signer)
     assert node.lane.commands.may_wait
@@ -467,7 +467,7 @@ async def test_a_request_for_a_free_signer_is_an_ordinary_hint(bench: Bench) -> 
     assert not node.node.requested(bench.signer)
     await node.node.heads_once(CHAIN_ID)
     await node.node.acquire_once()
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert bench.tx(tx_id).nonce == 0
 
 

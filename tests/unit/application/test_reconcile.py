@@ -8,8 +8,8 @@ import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode
 from fakes.failing_call import Died
+from fakes.rounds import run_alone
 from fencepost.application.lane import LeaseUntrusted
-from fencepost.application.lane_step import lane_step
 from fencepost.domain.send_result import SendResult
 from fencepost.domain.states import State
 from fencepost.domain.transaction import SignedTx
@@ -77,7 +77,7 @@ async def test_stored_bytes_wait_while_the_lease_is_not_trusted(bench: Bench) ->
     await new.node.acquire_once()
     bench.clock.advance(7)  # of a ten-second lease: too long without a renewal
     with pytest.raises(LeaseUntrusted):
-        await lane_step(new.lane)
+        await run_alone(new.lane)
     assert bench.chain.sent == []
     await new.turn()
     assert len(bench.chain.sent) == 1
@@ -98,7 +98,7 @@ async def test_the_old_owner_is_fenced_at_its_next_write(bench: Bench) -> None:
     lane.term = lane.term.renewed(bench.clock.now_s())
     rows = len(bench.database.journal)
     with pytest.raises(Fenced):
-        await lane_step(lane)
+        await run_alone(lane)
     assert len(bench.database.journal) == rows
     assert old.observer.counts["fenced"] == 1
 
@@ -108,5 +108,5 @@ async def test_a_lane_does_not_start_before_the_chain_was_read(bench: Bench) -> 
     await bench.request()
     await node.node.acquire_once()
     with pytest.raises(RpcUnavailable):
-        await lane_step(node.lane)
+        await run_alone(node.lane)
     assert not node.lane.reconciled

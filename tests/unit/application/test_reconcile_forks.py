@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench, BenchNode
-from fencepost.application.lane_step import lane_step
+from fakes.rounds import run_alone
 from fencepost.application.ports import Header, LaneWrite, Written
 from fencepost.application.reconcile import MAX_REOPENED, RECENT_FINISHED
 from fencepost.domain.ids import Signer, TxHash
@@ -30,7 +30,7 @@ async def took_over(bench: Bench, node: BenchNode) -> None:
     """Take over without a read of the chain: the view stays as it was."""
     node.node.hint(bench.signer)
     assert await node.node.acquire_once() == 1
-    await lane_step(node.lane)
+    await run_alone(node.lane)
 
 
 def hashes(bench: Bench, txs: Sequence[UUID]) -> list[TxHash]:
@@ -52,7 +52,7 @@ async def test_a_view_that_lagged_at_the_take_over_is_checked_again_when_it_has_
     assert not after.lane.is_idle  # unknown finality is work
     change = await after.node.heads_once(CHAIN_ID)
     assert change.forked_at is None  # in this view nothing was replaced
-    await lane_step(after.lane)
+    await run_alone(after.lane)
     assert {bench.events(tx_id).count("Fork") for tx_id in undone} == {1}
     assert after.lane.blocks.unseen_from is None
 
@@ -67,12 +67,12 @@ async def test_a_view_that_went_back_is_checked_again_when_it_has_grown(bench: B
     behind = bench.chain.behind(bench.chain.height - height + 2)
     whole, node.node.chain_views[CHAIN_ID].chain = bench.chain, behind
     assert (await node.node.heads_once(CHAIN_ID)).forked_at is not None
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert {bench.events(tx_id).count("Fork") for tx_id in undone} == {0}
 
     node.node.chain_views[CHAIN_ID].chain = whole
     assert (await node.node.heads_once(CHAIN_ID)).forked_at is None
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert {bench.events(tx_id).count("Fork") for tx_id in undone} == {1}
 
 
@@ -83,7 +83,7 @@ async def test_transactions_in_the_canonical_chain_are_not_reopened(bench: Bench
     await before.release()
     await took_over(bench, after)
     await after.node.heads_once(CHAIN_ID)
-    await lane_step(after.lane)
+    await run_alone(after.lane)
     assert {bench.events(tx_id).count("Fork") for tx_id in standing} == {0}
     assert after.lane.blocks.unseen_from is None
     assert after.lane.is_idle
@@ -101,16 +101,16 @@ async def test_no_transaction_finishes_above_one_that_may_be_undone(bench: Bench
     bench.chain.mine(2)
     node.node.chain_views[CHAIN_ID].chain = bench.chain.behind(bench.chain.height - height + 3)
     await node.node.heads_once(CHAIN_ID)
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert node.lane.finality_unknown
     node.lane.blocks.unseen_from = bench.chain.height + 1  # one block longer
     node.node.chain_views[CHAIN_ID].chain = bench.chain
     await node.node.heads_once(CHAIN_ID)
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert {bench.state(tx_id) for tx_id in later} == {State.TRACKING}
     bench.chain.mine()
     await node.node.heads_once(CHAIN_ID)
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert {bench.events(tx_id).count("Fork") for tx_id in ended_before} == {1}
     assert {bench.state(tx_id) for tx_id in (*ended_before, *later)} == {State.CONFIRMED}
 
@@ -169,7 +169,7 @@ async def test_a_transaction_finished_by_a_lagging_owner_after_the_fork_query_is
     bench.chain.mine()
     await other.node.heads_once(CHAIN_ID)
     assert await other.node.acquire_once() == 1
-    await lane_step(other.lane)
+    await run_alone(other.lane)
     assert bench.state(tx_id) is not State.CONFIRMED
 
 

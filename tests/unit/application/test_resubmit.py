@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fakes.bench import GWEI, QUICK, STRICT, Bench, transfer
+from fakes.rounds import run_alone
 from fencepost.application.lane import LeaseUntrusted
-from fencepost.application.lane_step import lane_step
 from fencepost.application.pool_watch import FIRST_POOL_CHECK_S
 from fencepost.domain.send_result import SendCategory
 from fencepost.domain.states import State, SubState
@@ -67,7 +67,7 @@ async def test_no_new_work_starts_on_a_lease_that_was_not_renewed(bench: Bench) 
     await node.turn()
     bench.clock.advance(INTERVAL_S)
     with pytest.raises(LeaseUntrusted):
-        await lane_step(node.lane)
+        await run_alone(node.lane)
     assert len(bench.chain.sent) == 1
 
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import QUICK, STRICT, Bench, BenchNode
+from fakes.rounds import run_alone
 from fencepost.application.lane import LaneSettings
-from fencepost.application.lane_step import lane_step
 from fencepost.domain.ids import TxHash
 from fencepost.domain.states import State
 from fencepost.domain.transaction_state import ManagedTx
@@ -120,9 +120,9 @@ async def test_a_failed_receipt_read_is_repeated_immediately(bench: Bench) -> No
     node.lane.blocks.must_fetch_receipts = True  # blocks were missed
     bench.chain.offline = True
     with pytest.raises(RpcUnavailable):
-        await lane_step(node.lane)
+        await run_alone(node.lane)
     bench.chain.offline = False
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert bench.state(tx_id) is State.TRACKING
 
 
@@ -294,9 +294,9 @@ async def test_a_reopening_delayed_by_a_silent_endpoint_happens_later(bench: Ben
     await node.node.heads_once(31_337)
     bench.chain.offline = True
     with pytest.raises(RpcUnavailable):
-        await lane_step(node.lane)
+        await run_alone(node.lane)
     bench.chain.offline = False
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert bench.state(tx_id) is State.SUBMITTED
 
 

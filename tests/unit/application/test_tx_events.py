@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fakes.bench import QUICK, Bench
-from fencepost.application.lane_step import lane_step
+from fakes.rounds import run_alone
 from fencepost.application.tx_events import MAX_SUBSCRIBERS, TxEvents, TxsChanged
 from fencepost.domain.ids import Signer, parse_address
 from fencepost.domain.states import State
@@ -70,7 +70,7 @@ async def test_a_fenced_write_is_not_published(bench: Bench) -> None:
     await bench.request()
     lane.queue.may_be_longer = True
     with pytest.raises(Fenced):
-        await lane_step(lane)
+        await run_alone(lane)
     assert published == []
 
 

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench
+from fakes.rounds import run_alone
 from fencepost.application.allocate import window_capacity
 from fencepost.application.block_receipts import MIN_OWN_TXS
-from fencepost.application.lane_step import lane_step
 from fencepost.application.ports import Chain, Header
 from fencepost.domain.ids import TxHash
 from fencepost.domain.states import State
@@ -100,21 +100,21 @@ async def place() -> AsyncIterator[_Place]:
 async def test_the_next_transactions_are_sent_while_receipts_are_read(place: _Place) -> None:
     await place.mined()
     assert len(place.chain.asked) == 1
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert len(place.bench.chain.sent) == 2 * WINDOW
     assert State.TRACKING not in place.states()
     place.chain.may_answer.set()
     await place.settle()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.states()[:WINDOW] == [State.TRACKING] * WINDOW
     assert len(place.chain.asked) == 1
 
 
 async def test_at_most_two_windows_are_in_flight_without_receipts(place: _Place) -> None:
     await place.mined()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     await place.mined()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert len(place.bench.chain.sent) == 2 * WINDOW
     assert window_capacity(place.at.lane) == 0
 
@@ -130,7 +130,7 @@ async def test_unreadable_block_receipts_are_read_by_hash(place: _Place, error: 
     place.chain.error = error
     place.chain.may_answer.set()
     await place.mined()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert place.states()[:WINDOW] == [State.TRACKING] * WINDOW
 
 
@@ -142,7 +142,7 @@ async def test_a_fork_while_receipts_are_read_takes_the_capacity_back(place: _Pl
     assert window_capacity(place.at.lane) == 0
     place.chain.may_answer.set()
     await place.settle()
-    await lane_step(place.at.lane)
+    await run_alone(place.at.lane)
     assert State.TRACKING not in place.states()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes.bench import CHAIN_ID, Bench
+from fakes.rounds import run_alone
 from fencepost.application.lane import REPLACED_AFTER_S
-from fencepost.application.lane_step import lane_step
 from fencepost.domain.states import CursorState
 from fencepost.errors import ChainReplaced, RpcUnavailable
 
@@ -30,7 +30,7 @@ async def test_signers_without_a_step_of_their_own_are_protected(
     lane = at.node.lanes.get(bench.signer)
     assert lane is not None
     at.node.chain_views[CHAIN_ID].failed(error)
-    await lane_step(lane)
+    await run_alone(lane)
     cursor = bench.database.cursors[bench.signer]
     assert (cursor.state is CursorState.PROTECT) is is_protected
     assert ("another first block" in (cursor.reason or "")) is is_protected

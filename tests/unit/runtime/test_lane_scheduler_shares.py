@@ -10,16 +10,16 @@ from uuid import UUID
 import pytest
 
 from fakes.bench import QUICK, Bench, BenchNode
+from fakes.rounds import run_alone
 from fencepost.application.allocate import MAX_NONCES_PER_COMMIT
-from fencepost.application.lane_step import lane_step
 from fencepost.domain.send_result import SendResult
 from fencepost.domain.transaction import SignedTx
 from fencepost.runtime.lane_scheduler import (
-    MAX_BATCH_SIZE,
-    MIN_BATCH_SIZE,
-    MIN_NONCES_PER_STEP,
-    batch_size,
+    MAX_SET_SIZE,
+    MIN_NONCES_PER_ROUND,
+    MIN_SET_SIZE,
     fair_share,
+    set_size,
 )
 
 
@@ -39,7 +39,7 @@ async def test_a_share_is_sent_before_more_is_signed() -> None:
     at = await _with_room_for(16, bench)
     await bench.requests(8)
     at.node.hint(bench.signer)
-    await lane_step(at.lane, at_most=3)
+    await run_alone(at.lane, at_most=3)
     assert _sent_at_once(at) == [3, 3, 2]
     assert bench.sent_nonces() == list(range(9))
 
@@ -49,7 +49,7 @@ async def test_a_small_remainder_joins_the_last_round() -> None:
     at = await _with_room_for(16, bench)
     await bench.requests(7)
     at.node.hint(bench.signer)
-    await lane_step(at.lane, at_most=3)
+    await run_alone(at.lane, at_most=3)
     assert _sent_at_once(at) == [3, 4]
 
 
@@ -69,10 +69,10 @@ async def test_mined_transactions_are_written_before_the_next_share_is_signed(
         return results
 
     monkeypatch.setattr(lane.ports.chain, "send", mined_at_once)
-    assert await lane_step(lane, at_most=3) == 0.0
+    assert await run_alone(lane, at_most=3) == 0.0
     assert _sent_at_once(at) == [3]
     monkeypatch.undo()
-    await lane_step(lane, at_most=3)
+    await run_alone(lane, at_most=3)
     assert _sent_at_once(at) == [3, 3, 2]
 
 
@@ -89,8 +89,8 @@ async def test_a_window_larger_than_a_share_is_filled() -> None:
     [
         (1, MAX_NONCES_PER_COMMIT),
         (2, MAX_NONCES_PER_COMMIT // 2),
-        (50, MIN_NONCES_PER_STEP),
-        (10_000, MIN_NONCES_PER_STEP),
+        (50, MIN_NONCES_PER_ROUND),
+        (10_000, MIN_NONCES_PER_ROUND),
     ],
 )
 def test_the_share_shrinks_with_the_number_of_lanes_to_a_minimum(lanes: int, share: int) -> None:
@@ -98,7 +98,7 @@ def test_the_share_shrinks_with_the_number_of_lanes_to_a_minimum(lanes: int, sha
 
 
 @pytest.mark.parametrize(
-    ("lanes", "size"), [(1, MIN_BATCH_SIZE), (400, MIN_BATCH_SIZE), (800, 200), (10_000, MAX_BATCH_SIZE)]
+    ("lanes", "size"), [(1, MIN_SET_SIZE), (400, MIN_SET_SIZE), (800, 200), (10_000, MAX_SET_SIZE)]
 )
 def test_the_batch_grows_with_many_waiting_lanes(lanes: int, size: int) -> None:
-    assert batch_size(lanes) == size
+    assert set_size(lanes) == size

@@ -29,7 +29,7 @@ class _Place:
         self.names: dict[LaneSlot, str] = {}
 
     def slot(self, name: str) -> LaneSlot:
-        slot = LaneSlot(cast("Lane", None), worker=0)
+        slot = LaneSlot(cast("Lane", None))
         self.names[slot] = name
         return slot
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from fakes.bench import CHAIN_ID, QUICK, Bench
-from fencepost.application.lane_step import lane_step
+from fakes.rounds import run_alone
 from fencepost.application.ports import Header
 from fencepost.application.reconcile import RECENT_FINISHED
 from fencepost.domain.confirmations import BlockRef
@@ -71,7 +71,7 @@ async def test_undone_transactions_are_reopened_once_the_database_answers() -> N
         await node.node.acquire_once()
     ledger.down = False
     assert await node.node.acquire_once() == 1
-    await lane_step(node.lane)
+    await run_alone(node.lane)
     assert bench.state(tx_id) is not State.CONFIRMED
 
 
@@ -91,7 +91,7 @@ async def test_undone_transactions_are_reopened_after_their_lease_holder_died() 
     assert await other.node.acquire_once() == 0  # the lease is held: its holder will reopen them, if it lives
     bench.clock.advance(60.0)
     assert await other.node.acquire_once() == 1
-    await lane_step(other.lane)
+    await run_alone(other.lane)
     assert bench.state(tx_id) is not State.CONFIRMED
 
 
@@ -112,7 +112,7 @@ async def test_transactions_undone_while_no_node_ran_are_reopened_by_the_first_n
     after = bench.node(name="after")
     await after.node.heads_once(CHAIN_ID)  # its view starts here and shows no fork
     assert await after.node.acquire_once() == 1
-    await lane_step(after.lane)
+    await run_alone(after.lane)
     assert bench.events(tx_id).count("Fork") == 1
 
 
@@ -130,7 +130,7 @@ async def test_a_fork_below_the_start_of_a_view_is_found() -> None:
     bench.chain.reorg(3)
     await after.node.heads_once(CHAIN_ID)
     assert await after.node.acquire_once() == 1
-    await lane_step(after.lane)
+    await run_alone(after.lane)
     assert bench.events(tx_id).count("Fork") == 1
 
 
@@ -265,7 +265,7 @@ async def test_a_deep_fork_while_no_node_ran_is_followed_to_a_canonical_block(pa
     after = bench.node(name="after")
     await after.node.heads_once(CHAIN_ID)
     assert await after.node.acquire_once() == 1
-    await lane_step(after.lane)
+    await run_alone(after.lane)
     assert (bench.events(undone).count("Fork"), bench.events(standing).count("Fork")) == (1, 0)
 
 

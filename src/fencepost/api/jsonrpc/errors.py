@@ -116,7 +116,7 @@ def to_problem(error: Exception, services: Dependencies) -> ApiError:
         return known
     if isinstance(error, TimeoutError):
         return ApiError("busy", "the call was not completed in time", retry_after_s=RETRY_AFTER_S)
-    if services.is_database_failure(error):
+    if services.node.is_database_failure(error):
         return ApiError(
             "database_unavailable", "the database is unavailable; retry soon", retry_after_s=RETRY_AFTER_S
         )

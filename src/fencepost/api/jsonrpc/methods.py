@@ -55,7 +55,7 @@ Method = Callable[[RpcRequestContext, list[Any]], Awaitable[Any]]
 
 async def accounts(context: RpcRequestContext, _params: list[Any]) -> list[Address]:
     call = context.call
-    return [address for address in call.services.addresses() if call.caller.may_use(address)]
+    return [address for address in call.services.signers.addresses() if call.caller.may_use(address)]
 
 
 async def chain_id(context: RpcRequestContext, _params: list[Any]) -> str:
@@ -76,7 +76,9 @@ async def transaction_count(context: RpcRequestContext, params: list[Any]) -> An
     if len(params) > 1 and params[1] == "pending":
         next_nonce = view.next_nonce
         if next_nonce is None:  # Fencepost never sent a transaction of this signer
-            next_nonce = await context.call.services.chains[context.chain_id].nonce(signer.address, "pending")
+            next_nonce = await context.call.services.chains.by_id[context.chain_id].nonce(
+                signer.address, "pending"
+            )
         count = hex(next_nonce + view.queued)
     else:
         count = await context.fetch("eth_getTransactionCount", params, str)
@@ -91,7 +93,7 @@ async def transaction_receipt(context: RpcRequestContext, params: list[Any]) -> 
     if bytes(response) != _NULL:
         return response
     others = await _siblings(context, tx_hash)
-    found = await context.call.services.chains[context.chain_id].receipts(others)
+    found = await context.call.services.chains.by_id[context.chain_id].receipts(others)
     return next((receipt.raw for receipt in found if receipt is not None), None)
 
 
@@ -102,7 +104,7 @@ async def transaction_by_hash(context: RpcRequestContext, params: list[Any]) -> 
     if is_known and _block_number(response) is not None:
         return response
     others = await _siblings(context, tx_hash)
-    chain = context.call.services.chains[context.chain_id]
+    chain = context.call.services.chains.by_id[context.chain_id]
     mined = [receipt.tx_hash for receipt in await chain.receipts(others) if receipt is not None]
     if not mined and is_known:
         return response
@@ -196,7 +198,7 @@ def _sender(context: RpcRequestContext, params: list[Any]) -> Address:
     if not isinstance(raw, str) or len(raw) % 2 or not _HEX.fullmatch(raw):
         raise RpcFault("params_invalid", "the first parameter must be the raw transaction: 0x and hex digits")
     try:
-        return context.call.services.sender_of(bytes.fromhex(raw[2:]))
+        return context.call.services.codec.sender_of(bytes.fromhex(raw[2:]))
     except ValueError as error:
         raise RpcFault(
             "params_invalid", f"the signer of the raw transaction can't be recovered: {error}"
@@ -212,7 +214,7 @@ async def _managed(context: RpcRequestContext, signer: Signer) -> SignerView | N
     view = await services.reader.signer(signer)
     if view.used_by == "nonce":
         return None
-    return view if view.used_by == "core" or signer.address in services.addresses() else None
+    return view if view.used_by == "core" or signer.address in services.signers.addresses() else None
 
 
 def _address(params: list[Any]) -> Address:

@@ -89,7 +89,9 @@ class RpcRequestContext:
         bytes_max = min(MAX_RESULT_BYTES, self.size.left_bytes)
         if bytes_max <= 0:
             raise self.size.exceeded()
-        raw = await self.call.services.call_endpoint(self.chain_id, method, params, bytes_max=bytes_max)
+        raw = await self.call.services.chains.call_endpoint(
+            self.chain_id, method, params, bytes_max=bytes_max
+        )
         self.size.take(len(bytes(raw)))
         return raw
 

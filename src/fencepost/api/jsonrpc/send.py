@@ -243,7 +243,7 @@ async def _is_sent(context: RpcRequestContext, tx: ManagedTx, tx_hash: TxHash) -
     if tx.submit_count and tx.state not in (State.QUEUED, State.ALLOCATED):
         return True
     try:
-        (known,) = await context.call.services.chains[context.chain_id].knows([tx_hash])
+        (known,) = await context.call.services.chains.by_id[context.chain_id].knows([tx_hash])
     except RpcError:
         return False
     return known
