@@ -20,6 +20,8 @@ from fencepost.application.spending_policy import SpendingGuard
 from fencepost.application.tx_waiter import TxWaiter
 from fencepost.domain.ids import Address, Signer
 from fencepost.events.reader import EventReader
+from fencepost.events.subscriptions import SubscriptionStore
+from fencepost.events.webhooks import Answer, Send
 from fencepost.nonce.port import NonceAllocator
 
 
@@ -61,12 +63,27 @@ class SignerSettings:
     max_in_flight: int
 
 
+async def _no_endpoint(_url: str, _headers: dict[str, str], _body: bytes) -> Answer:
+    return Answer(None, "this node sends no webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """The bounds of subscriptions, and the function that sends a test event."""
+
+    max_per_key: int = 20
+    allow_private: bool = False
+    secret_overlap_s: float = 86_400.0
+    send: Send = _no_endpoint
+
+
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     acceptor: RequestAcceptor
     tx_waiter: TxWaiter
     reader: Reader
     events_log: EventReader
+    subscriptions: SubscriptionStore
     nodes: Callable[[], Awaitable[Sequence[NodeView]]]
     commands: CommandStore
     keys: KeyStore
@@ -94,6 +111,7 @@ class Dependencies:
     lease_duration_s: float
     required_confirmations: int | str
     metrics: Callable[[], bytes] = bytes  # the metrics in the Prometheus text format
+    webhooks: WebhookSettings = WebhookSettings()
     nonces: NonceAllocator | None = None  # None: the nonce service is off
     forward_tokens: ForwardTokens | None = None  # None: this node accepts no forwarded requests
     forward: Forwarder | None = None  # None: requests for other nodes' signers are rejected with `not_leader`

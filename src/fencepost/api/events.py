@@ -10,7 +10,7 @@ from msgspec import UNSET
 from fencepost.api.context import RequestContext, Response
 from fencepost.api.presenters import blocks_out, tx_out
 from fencepost.api.problems import ApiError
-from fencepost.application.queries import TxView
+from fencepost.application.queries import Reader, TxView
 from fencepost.domain.ids import Address
 from fencepost.events.log import BEGINNING, EventsExpired, Place, parse_place
 from fencepost.events.reader import EventFilter, EventPage
@@ -65,24 +65,29 @@ async def _start_place(call: RequestContext, text: str) -> Place:
 
 async def present_events(call: RequestContext, events: Sequence[Event]) -> list[EventOut]:
     """Build the responses for events that the caller may see, with their transactions."""
+    services = call.services
+    return await build_events(
+        events, services.reader, shows_nonce=call.shows_nonce, required=services.required_confirmations
+    )
+
+
+async def build_events(
+    events: Sequence[Event], reader: Reader, *, shows_nonce: bool, required: int | str
+) -> list[EventOut]:
+    """Build the wire form of events, with their transactions as `GET /tx` shows them."""
     ids = {event.tx_id for event in events if event.tx_id is not None}
     views: Mapping[UUID, TxView] = (
-        {view.tx_id: view for view in await call.services.reader.get_many(list(ids))} if ids else {}
+        {view.tx_id: view for view in await reader.get_many(list(ids))} if ids else {}
     )
-    return [_event_out(call, event, views) for event in events]
+    return [_event_out(event, views, shows_nonce=shows_nonce, required=required) for event in events]
 
 
-def _event_out(call: RequestContext, event: Event, views: Mapping[UUID, TxView]) -> EventOut:
+def _event_out(
+    event: Event, views: Mapping[UUID, TxView], *, shows_nonce: bool, required: int | str
+) -> EventOut:
     view = None if event.tx_id is None else views.get(event.tx_id)
     tx = (
-        UNSET
-        if view is None
-        else tx_out(
-            view,
-            parts=frozenset(),
-            shows_nonce=call.shows_nonce,
-            required=call.services.required_confirmations,
-        )
+        UNSET if view is None else tx_out(view, parts=frozenset(), shows_nonce=shows_nonce, required=required)
     )
     has_blocks = event.new_fork is not None
     return EventOut(
@@ -102,5 +107,6 @@ def _event_out(call: RequestContext, event: Event, views: Mapping[UUID, TxView])
             reason=event.reason or UNSET,
             hash=event.tx_hash or UNSET,
             attempt=event.attempt or UNSET,
+            subscription=event.subscription or UNSET,
         ),
     )

@@ -18,7 +18,7 @@ from fencepost.adapters.postgres.commands import PostgresCommands
 from fencepost.adapters.postgres.database import is_failure
 from fencepost.adapters.postgres.nodes import list_nodes, node_address
 from fencepost.adapters.postgres.query_reader import PostgresReader
-from fencepost.api.dependencies import Dependencies, NodeInfo, SignerSettings
+from fencepost.api.dependencies import Dependencies, NodeInfo, SignerSettings, WebhookSettings
 from fencepost.bootstrap.node import RunningNode
 from fencepost.domain.ids import Address
 
@@ -54,6 +54,7 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         tx_waiter=running.tx_waiter,
         reader=PostgresReader(running.pool),
         events_log=running.events,
+        subscriptions=running.subscriptions,
         nodes=partial(list_nodes, running.pool),
         commands=PostgresCommands(running.pool, node=node.name),
         keys=PostgresKeyStore(running.pool, node=node.name),
@@ -80,6 +81,12 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         lease_duration_s=settings.lease.duration_s,
         required_confirmations=settings.confirmations.required,
         metrics=running.observer.metrics.render,
+        webhooks=WebhookSettings(
+            max_per_key=settings.events.max_subscriptions_per_key,
+            allow_private=settings.events.webhook.allow_private,
+            secret_overlap_s=settings.events.webhook.secret_overlap_s,
+            send=running.webhook_sender,
+        ),
         nonces=running.nonces,
         forward_tokens=running.forward_tokens,
         forward=running.forward,

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.http.forward import HttpForward
+from fencepost.adapters.http.webhooks import WebhookSender
 from fencepost.adapters.postgres.database import (
     DatabaseHistory,
     Pools,
@@ -24,6 +25,7 @@ from fencepost.adapters.postgres.nodes import soonest_expiry_s
 from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.policies import PostgresPolicies
 from fencepost.adapters.postgres.pool import Pool
+from fencepost.adapters.postgres.subscriptions import PostgresSubscriptions
 from fencepost.adapters.signers import KeyRing
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.admission import AdmissionControl
@@ -39,7 +41,7 @@ from fencepost.application.tx_waiter import TxWaiter
 from fencepost.bootstrap.chains import build_chain_view, open_chains, start_chain_views
 from fencepost.bootstrap.cluster import advertised_url, join_cluster, leave, member, open_forwarding
 from fencepost.bootstrap.database import build_ledger, open_database, require_schema
-from fencepost.bootstrap.events import build_event_reader, prune_events
+from fencepost.bootstrap.events import build_event_reader, build_sender, deliver_webhooks, prune_events
 from fencepost.bootstrap.keys import open_keys
 from fencepost.bootstrap.lane_settings import decode_raw, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
@@ -76,6 +78,8 @@ class RunningNode:
     handlers: dict[UUID, Handler]
     spending: SpendingGuard
     events: EventReader
+    subscriptions: PostgresSubscriptions
+    webhook_sender: WebhookSender
     nonces: NonceService | None = None  # if nonce_service.enabled
     forward_tokens: ForwardTokens | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
@@ -311,11 +315,13 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         handlers=parts.handlers,
         spending=parts.spending,
         events=build_event_reader(parts.pools.work, parts.waiter),
+        subscriptions=PostgresSubscriptions(parts.pools.work, node=parts.name),
+        webhook_sender=build_sender(parts.settings),
     )
 
 
 async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Parts) -> None:
-    """Open the retention of events, and the nonce service and forwarding if the settings ask for them."""
+    """Open the retention of events and the delivery of webhooks, and the nonce service and forwarding if the settings ask for them."""
     settings, pool = parts.settings, parts.pools.work
     if settings.nonce_service.enabled:
         running.nonces = await stack.enter_async_context(
@@ -328,7 +334,22 @@ async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Pa
                 note=parts.observer.note,
             )
         )
-    await stack.enter_async_context(prune_events(running.events, keep_s=settings.events.retention_s))
+    await stack.enter_async_context(
+        prune_events(running.events, running.subscriptions, keep_s=settings.events.retention_s)
+    )
+    stack.push_async_callback(running.webhook_sender.close)
+    await stack.enter_async_context(
+        deliver_webhooks(
+            settings,
+            pool=pool,
+            events=running.events,
+            subscriptions=running.subscriptions,
+            sender=running.webhook_sender,
+            clock=parts.clock,
+            holder=parts.incarnation,
+            node=parts.name,
+        )
+    )
     running.forward_tokens, running.forward = open_forwarding(settings, pool)
     if running.forward is not None:
         stack.push_async_callback(running.forward.close)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import click
 import msgspec
 
@@ -45,6 +47,37 @@ def tail(
         click.echo(msgspec.json.encode(event).decode() if as_json else _line(event))
         if count == limit:
             return
+
+
+@events.command()
+@click.argument("subscription_id", metavar="SUBSCRIPTION")
+@click.argument("event_id", metavar="[EVENT]", required=False)
+@click.option("--after", help="Send all events after this id again; with --until, up to that id.")
+@click.option("--until", help="The last event to send again.")
+@click.option(
+    "--failed-since",
+    type=click.DateTime(),
+    help="Send everything again that was given up since this time (UTC).",
+)
+@node_options
+def resend(
+    *,
+    subscription_id: str,
+    event_id: str | None,
+    after: str | None,
+    until: str | None,
+    failed_since: datetime | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Send events to a webhook again: one event, a range, or everything that was given up."""
+    since = None if failed_since is None else failed_since.replace(tzinfo=UTC)
+    result = client.replay(subscription_id, event=event_id, after=after, until=until, failed_since=since)
+    if as_json:
+        click.echo(msgspec.json.encode(result).decode())
+        return
+    more = f"; continue with --after {result.next}" if result.next else ""
+    click.echo(f"{result.queued} events will be sent again{more}")
 
 
 def _line(event: EventOut) -> str:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "tx": "fencepost.cli.tx:tx",
     "signer": "fencepost.cli.signer:signer",
     "events": "fencepost.cli.events:events",
+    "subscription": "fencepost.cli.subscription:subscription",
     "command": "fencepost.cli.command:command",
     "nonce": "fencepost.cli.nonce:nonce",
     "nodes": "fencepost.cli.nodes:nodes",

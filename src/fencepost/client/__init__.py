@@ -16,6 +16,7 @@ from fencepost.client.amounts import wei
 from fencepost.client.endpoints import CommandOptions
 from fencepost.client.sync_client import Client
 from fencepost.client.types import Milestone, SendParams
+from fencepost.client.webhooks import verify_webhook
 from fencepost.schemas.responses import (
     CommandOut,
     CompletionOut,
@@ -28,12 +29,14 @@ from fencepost.schemas.responses import (
     TxOut,
     VersionOut,
 )
+from fencepost.schemas.subscriptions import AttemptOut, ReplayOut, SubscriptionOut
 
 if TYPE_CHECKING:
     from fencepost.client.async_client import AsyncClient
 
 __all__ = [
     "AsyncClient",
+    "AttemptOut",
     "Client",
     "CommandOptions",
     "CommandOut",
@@ -44,11 +47,14 @@ __all__ = [
     "NonceOut",
     "NonceStatusOut",
     "NoncesOut",
+    "ReplayOut",
     "SendParams",
     "SignerOut",
+    "SubscriptionOut",
     "TxOut",
     "VersionOut",
     "errors",
+    "verify_webhook",
     "wei",
 ]
 

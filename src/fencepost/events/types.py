@@ -42,6 +42,8 @@ class EventType(StrEnum):
     SIGNER_FEE_CAP_REACHED = "signer.fee_cap_reached"
     SIGNER_PAUSED = "signer.paused"
     SIGNER_RESUMED = "signer.resumed"
+    WEBHOOK_DISABLED = "webhook.disabled"
+    WEBHOOK_TEST = "webhook.test"
 
 
 MEANINGS: Final[Mapping[EventType, str]] = {
@@ -64,6 +66,8 @@ MEANINGS: Final[Mapping[EventType, str]] = {
     EventType.SIGNER_FEE_CAP_REACHED: "The fee limits allow no higher price for a transaction.",
     EventType.SIGNER_PAUSED: "An operator paused the signer.",
     EventType.SIGNER_RESUMED: "An operator resumed the signer.",
+    EventType.WEBHOOK_DISABLED: "Fencepost delivers nothing more to a webhook; `reason` says why.",
+    EventType.WEBHOOK_TEST: "A test event, which its owner requested. It is not in the log.",
 }
 
 _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
@@ -89,6 +93,7 @@ _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
     "Unprotect": (EventType.SIGNER_UNPROTECTED,),
     "Pause": (EventType.SIGNER_PAUSED,),
     "Unpause": (EventType.SIGNER_RESUMED,),
+    "WebhookDisabled": (EventType.WEBHOOK_DISABLED,),
 }
 # Bookkeeping, or the step before an entry that is an event.
 SILENT: Final = frozenset(
@@ -131,6 +136,7 @@ class Event:
     reason: str | None = None
     tx_hash: str | None = None
     attempt: int | None = None
+    subscription: str | None = None
 
     @property
     def id(self) -> str:
@@ -190,6 +196,7 @@ def _event(entry: LogEntry, place: Place, kind: EventType) -> Event:
         reason=_reason(entry),
         tx_hash=detail.get("hash"),
         attempt=detail.get("attempt"),
+        subscription=detail.get("subscription"),
     )
 
 

@@ -57,6 +57,7 @@ class EventData(msgspec.Struct, rename="camel", kw_only=True):
     reason: str | UnsetType = UNSET
     hash: str | UnsetType = UNSET  # of the attempt that the event is about
     attempt: int | UnsetType = UNSET
+    subscription: str | UnsetType = UNSET  # of `webhook.*`
 
 
 class EventOut(msgspec.Struct, rename="camel", kw_only=True):

@@ -162,7 +162,8 @@ class InMemorySubscriptions(SubscriptionStore):
     ) -> Sequence[SubscriptionLease]:
         """Acquire free leases."""
         await asyncio.sleep(0)
-        now_s, acquired = self._now_s(), []
+        now_s = self._now_s()
+        acquired: list[SubscriptionLease] = []
         for key, row in self._rows.items():
             is_free = row.expires_at_s < now_s or (subscription_id is not None and row.holder == holder)
             is_asked = (

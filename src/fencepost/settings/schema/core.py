@@ -16,7 +16,7 @@ from typing import Literal
 
 from fencepost.domain.ids import Address
 from fencepost.settings.fields import Declared, declared_in, setting
-from fencepost.settings.numeric_types import Duration, Gwei, Integer, IntegerOr, Number
+from fencepost.settings.numeric_types import Duration, DurationList, Gwei, Integer, IntegerOr, Number
 from fencepost.settings.schema.cluster import AdmissionSettings, MetricsSettings, RoutingSettings
 from fencepost.settings.schema.nonce_service import NonceScheme, NonceServiceSettings
 from fencepost.settings.types import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
@@ -294,6 +294,40 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    """Configure the delivery of events to webhooks."""
+
+    allow_private: bool = setting(
+        Flag(),
+        False,
+        "Whether webhooks may reach loopback, private and link-local addresses, and use http without TLS.",
+    )
+    timeout_s: float = setting(
+        Duration(0.1, 5 * _MINUTE_S), "15s", "How long an endpoint may take to answer."
+    )
+    retry_delays_s: tuple[float, ...] = setting(
+        DurationList(0, 30 * _DAY_S, 20),
+        ["0s", "5s", "5m", "30m", "2h", "5h", "10h", "14h", "20h", "24h"],
+        "The pauses before each attempt to deliver an event; a random part of up to 20 % is added. After the last attempt the event"
+        " is given up, except with ordered: signer and onError: block.",
+    )
+    skip_after: int = setting(
+        Integer(1, 20),
+        3,
+        "With ordered: signer and onError: skip, how many failed attempts it takes until the next event of the signer is sent.",
+    )
+    disable_after_s: float = setting(
+        Duration(1, 365 * _DAY_S),
+        "120h",
+        "How long an endpoint may only fail until its subscription is disabled.",
+    )
+    secret_overlap_s: float = setting(
+        Duration(0, 30 * _DAY_S), "24h", "How long the former secret still signs after a rotation."
+    )
+    max_in_flight: int = setting(Integer(1, 100), 10, "How many requests one endpoint gets at the same time.")
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """Configure how a node learns of new blocks, and how long it keeps events."""
 
@@ -308,6 +342,10 @@ class Events:
         "How long events are kept: the journal of ended transactions, which is also their history. Live transactions keep"
         " theirs.",
     )
+    max_subscriptions_per_key: int = setting(
+        Integer(0, 10_000), 20, "How many subscriptions one API key may have; 0 allows none."
+    )
+    webhook: Webhook = field(default_factory=Webhook)
 
 
 @dataclass(frozen=True, slots=True)
