@@ -20,7 +20,7 @@ from fixtures.client import run_fencepost
 from fixtures.core import eventually
 from fixtures.receiver import Received, Receiver, open_receiver
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "events__webhook__allow_private": "true",
     "events__webhook__retry_delays": "0s,50ms,50ms,50ms,50ms,50ms,50ms,50ms",
     "lease__renew_interval": "200ms",
