@@ -325,15 +325,6 @@ def _subscriptions() -> list[Operation]:
     path = f"{PREFIX}/subscriptions"
     one = f"{path}/{{subscription_id}}"
     known = ("subscription_not_found",)
-    changes: list[tuple[str, str, str, Handler]] = [
-        ("pause", "pauseSubscription", "Stop deliveries. The log keeps the events.", subscriptions.pause),
-        (
-            "rotate-secret",
-            "rotateSubscriptionSecret",
-            "Get a new secret, shown once. The former one signs for `events.webhook.secret_overlap` too.",
-            subscriptions.rotate_secret,
-        ),
-    ]
     return [
         Operation(
             "POST",
@@ -379,21 +370,34 @@ def _subscriptions() -> list[Operation]:
             scopes=_READ,
             problems=known,
         ),
-        *(
-            Operation(
-                "POST",
-                f"{one}/{verb}",
-                name,
-                summary,
-                handler,
-                {200: SubscriptionOut},
-                "Subscriptions",
-                scopes=_READ,
-                problems=(*known, "refused"),
-            )
-            for verb, name, summary, handler in changes
-        ),
+        *_subscription_changes(one, known),
         *_subscription_deliveries(one, known),
+    ]
+
+
+def _subscription_changes(one: str, known: tuple[str, ...]) -> list[Operation]:
+    changes: list[tuple[str, str, str, Handler]] = [
+        ("pause", "pauseSubscription", "Stop deliveries. The log keeps the events.", subscriptions.pause),
+        (
+            "rotate-secret",
+            "rotateSubscriptionSecret",
+            "Get a new secret, shown once. The former one signs for `events.webhook.secret_overlap` too.",
+            subscriptions.rotate_secret,
+        ),
+    ]
+    return [
+        Operation(
+            "POST",
+            f"{one}/{verb}",
+            name,
+            summary,
+            handler,
+            {200: SubscriptionOut},
+            "Subscriptions",
+            scopes=_READ,
+            problems=(*known, "refused"),
+        )
+        for verb, name, summary, handler in changes
     ]
 
 
