@@ -52,7 +52,7 @@ class RequestPipeline:
         self._operation = operation
         self._services = services
         self._authenticator = authenticator
-        waits = "timeout" in operation.query.__struct_fields__
+        waits = not {"timeout", "wait"}.isdisjoint(operation.query.__struct_fields__)
         self._deadline = DeadlineTimer(RESPONSE_TIMEOUT_S + (MAX_WAIT_S if waits else 0))
 
     async def __call__(self, request: IncomingRequest) -> EncodedResponse:

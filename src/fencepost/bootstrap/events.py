@@ -12,12 +12,14 @@ from fencepost.adapters.http.webhooks import WebhookSender
 from fencepost.adapters.postgres.api_keys import PostgresKeyStore
 from fencepost.adapters.postgres.database import is_failure
 from fencepost.adapters.postgres.event_log import PostgresEventLog
+from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.query_reader import PostgresReader
 from fencepost.api.events import build_events
 from fencepost.application.api_keys import Scope
 from fencepost.application.ports import Clock
 from fencepost.application.ttl_cache import TtlCache
+from fencepost.application.tx_events import TxEvents
 from fencepost.application.tx_waiter import TxWaiter
 from fencepost.events.reader import EventReader
 from fencepost.events.retention import Retention
@@ -33,10 +35,20 @@ KEY_CACHE_S = 5.0  # a revoked key stops deliveries after this time
 MAX_CACHED_KEYS = 10_000
 
 
-def build_event_reader(pool: Pool, waiter: TxWaiter) -> EventReader:
-    """Return a reader of the events in PostgreSQL; its waits end when the node stops."""
+def build_event_reader(
+    pool: Pool, waiter: TxWaiter, *, notifier: Notifier, tx_events: TxEvents
+) -> EventReader:
+    """Return a reader of the events in PostgreSQL; its waits end when the node stops.
+
+    The commits of this process wake it directly, those of other nodes by a notification.
+    """
     log = PostgresEventLog(pool)
-    return EventReader(log, log.tags, is_stopped=lambda: waiter.is_stopped)
+    reader = EventReader(
+        log, log.tags, is_stopped=lambda: waiter.is_stopped, on_waiting=notifier.readers_wait
+    )
+    notifier.on_log_growth = reader.hint
+    tx_events.subscribe(lambda _: notifier.log_grown())
+    return reader
 
 
 @asynccontextmanager

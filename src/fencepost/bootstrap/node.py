@@ -148,7 +148,7 @@ async def open_node(
                 history=history,
                 url=advertised_url(settings, url=url),
             ) as membership,
-            _run_loops(node, membership, parts.waiter),
+            _run_loops(running, membership),
         ):
             yield running
         with suppress(TimeoutError):  # what hangs there ends with its connection
@@ -314,9 +314,11 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         observer=parts.observer,
         handlers=parts.handlers,
         spending=parts.spending,
-        events=build_event_reader(parts.pools.work, parts.waiter),
         subscriptions=PostgresSubscriptions(parts.pools.work, node=parts.name),
         webhook_sender=build_sender(parts.settings),
+        events=build_event_reader(
+            parts.pools.work, parts.waiter, notifier=notifier, tx_events=parts.tx_events
+        ),
     )
 
 
@@ -363,13 +365,14 @@ async def _listen_for_hints(notifier: Notifier, *, within_s: float) -> AsyncIter
 
 
 @asynccontextmanager
-async def _run_loops(node: Node, membership: Membership, waiting: TxWaiter) -> AsyncIterator[None]:
+async def _run_loops(running: RunningNode, membership: Membership) -> AsyncIterator[None]:
     """Run the node's loops until the body ends; then end all waits, finish the steps and release the leases."""
-    async with background_task(node.run(), name="node") as work:
+    async with background_task(running.node.run(), name="node") as work:
         try:
             yield
         finally:
-            waiting.stop()
+            running.tx_waiter.stop()
+            running.events.hint()  # the readers end, too
             await leave(membership)
-            await node.stop()
+            await running.node.stop()
             await work
