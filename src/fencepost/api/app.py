@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from fencepost.api.auth import Authenticator
-from fencepost.api.context import Operation, RequestContext, Response
+from fencepost.api.context import Operation, RequestContext, Response, StreamResponse
 from fencepost.api.dependencies import Dependencies
 from fencepost.api.docs_page import render
 from fencepost.api.jsonrpc.endpoint import rpc_operations
@@ -19,6 +19,7 @@ from fencepost.api.operations import operations
 from fencepost.api.pipeline import EncodedResponse, RequestPipeline, error_response
 from fencepost.api.request import IncomingRequest
 from fencepost.api.router import Router
+from fencepost.api.streaming import send_stream
 from fencepost.errors import Stopping
 
 METRICS_PATH = "/metrics"
@@ -52,11 +53,14 @@ class Api:
                 raise
             task.uncancel()  # the server cancels requests that are still running when its time to stop is over
             response = error_response(Stopping(OUTCOME_UNKNOWN), self._services)
+        if isinstance(response, StreamResponse):
+            await send_stream(response, scope, receive, send)
+            return
         headers = response.encoded_headers()
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 
-    async def _respond(self, scope: Scope, receive: Receive) -> EncodedResponse:
+    async def _respond(self, scope: Scope, receive: Receive) -> EncodedResponse | StreamResponse:
         try:
             endpoint, path_params = self._router.find(scope["method"], scope["path"])
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a problem
@@ -72,6 +76,7 @@ def build_authenticator(services: Dependencies) -> Authenticator:
         services.forward_tokens,
         auth=services.auth,
         max_waits_per_key=services.max_waits_per_key,
+        max_streams_per_key=services.max_streams_per_key,
     )
 
 

@@ -105,6 +105,7 @@ class Dependencies:
     url_of: Callable[[str], Awaitable[str | None]]  # the API URL of a live node, by its name
     auth: Literal["open", "required"]  # open: on loopback, no key is required until one exists
     max_waits_per_key: int  # requests of one API key that may wait at this node
+    max_streams_per_key: int  # event streams of one API key that may be open at this node
     expose_nonce: bool
     events: str  # how callers learn of ended transactions
     accepting_nodes: Literal["any", "leader"]

@@ -57,6 +57,12 @@ _IDEMPOTENCY = {
     "description": "Used as `requestId` if the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event that was processed. Browsers send it when they reconnect.",
+    "schema": {"type": "string", "maxLength": 100},
+}
 _TX_OPERATIONS = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
 _SUCCESS = {200: "Success.", 201: "Created.", 202: "Accepted; the milestone or outcome is not reached yet."}
 _WEBHOOK_HEADERS = {
@@ -195,6 +201,8 @@ def _parameters(
             found.append(_PREFER)
     if operation.body is TxRequest:
         found.append(_IDEMPOTENCY)
+    if operation.media_type == "text/event-stream":
+        found.append(_LAST_EVENT_ID)
     return found
 
 
@@ -211,7 +219,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
             "description": _SUCCESS[status],
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
+            "content": {operation.media_type: {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
         }
         for status, type_ in operation.answers.items()
     }

@@ -18,7 +18,7 @@ from fencepost.api import (
 from fencepost.api.context import Handler, Operation
 from fencepost.api.parsing import MAX_BATCH_BYTES
 from fencepost.application.api_keys import Scope
-from fencepost.schemas.events import EventsOut, EventsQuery
+from fencepost.schemas.events import EventOut, EventSelection, EventsOut, EventsQuery
 from fencepost.schemas.requests import (
     AllocateIn,
     BatchEnvelope,
@@ -200,6 +200,9 @@ def _transaction_queries() -> list[Operation]:
     ]
 
 
+_EVENT_PROBLEMS = ("cursor_invalid", "events_expired", "address_invalid", "chain_unknown")
+
+
 def _events() -> list[Operation]:
     return [
         Operation(
@@ -212,7 +215,21 @@ def _events() -> list[Operation]:
             "Events",
             scopes=_READ,
             query=EventsQuery,
-            problems=("cursor_invalid", "events_expired", "address_invalid", "chain_unknown"),
+            problems=_EVENT_PROBLEMS,
+        ),
+        Operation(
+            "GET",
+            f"{PREFIX}/events/stream",
+            "streamEvents",
+            "Stream events as server-sent events. `Last-Event-ID` continues after an event and replaces `after`.",
+            events.stream,
+            {200: EventOut},
+            "Events",
+            scopes=_READ,
+            query=EventSelection,
+            bounds_itself=True,
+            problems=_EVENT_PROBLEMS,
+            media_type="text/event-stream",
         ),
     ]
 

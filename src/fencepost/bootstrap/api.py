@@ -75,6 +75,7 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         host=settings.api.host,
         auth=settings.api.auth,
         max_waits_per_key=settings.api.max_waits_per_key,
+        max_streams_per_key=settings.api.max_streams_per_key,
         expose_nonce=settings.api.expose_nonce,
         events=settings.events.mode,
         accepting_nodes=settings.api.intake,

@@ -16,7 +16,9 @@ from fencepost.schemas.responses import BlockOut, TxOut
 AFTER_NOW = "now"
 
 
-class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class EventSelection(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """Select where to start and which events to read."""
+
     after: Annotated[
         str,
         Meta(
@@ -34,6 +36,9 @@ class EventsQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw
         list[Tag],
         Meta(max_length=MAX_TAGS, description="Only events of transactions that have all of these tags."),
     ] = []
+
+
+class EventsQuery(EventSelection, kw_only=True):
     wait: Annotated[
         float,
         Meta(ge=0, le=MAX_WAIT_S, description="Wait up to this many seconds for the next matching event."),

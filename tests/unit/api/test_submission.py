@@ -96,6 +96,7 @@ class Node:
                 host="127.0.0.1",
                 auth="open",
                 max_waits_per_key=256,
+                max_streams_per_key=64,
                 accepting_nodes="any",
                 forward_tokens=None,
                 metrics=bytes,

@@ -384,6 +384,11 @@ class Api:
         256,
         "How many calls per API key may wait at a node at the same time: with wait, for a command, or for a hash on /rpc.",
     )
+    max_streams_per_key: int = setting(
+        Integer(1, 100_000),
+        64,
+        "How many event streams per API key may be open at a node at the same time; callers without a key share one limit.",
+    )
     intake: Literal["any", "leader"] = setting(
         Choice(("any", "leader")),
         "any",
