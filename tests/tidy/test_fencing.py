@@ -38,9 +38,9 @@ UNFENCED = {
     "lease_insert_missing": {"signer_lease"},
     "lease_record_terms": {"lease_term"},
     # Live nodes: they only decide the order of preferred owners.
-    "node_beat": {"fencepost_node"},
-    "node_join": {"fencepost_node"},
-    "node_leave": {"fencepost_node"},
+    "node_beat": {"fencepost_node", "journal_batch"},
+    "node_join": {"fencepost_node", "journal_batch"},
+    "node_leave": {"fencepost_node", "journal_batch"},
     "nodes_forget": {"fencepost_node"},
     # The nonce service never writes to the core's tables: its own keys, holds and nonce blocks keep order.
     "nonce_block_flush": {"nonce_block", "nonce_slot"},

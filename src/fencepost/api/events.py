@@ -180,5 +180,9 @@ def _event_out(
             hash=event.tx_hash or UNSET,
             attempt=event.attempt or UNSET,
             subscription=event.subscription or UNSET,
+            node=event.node or UNSET,
+            balance_wei=event.balance_wei or UNSET,
+            threshold_wei=event.threshold_wei or UNSET,
+            missing_wei=event.missing_wei or UNSET,
         ),
     )

@@ -83,5 +83,6 @@ def resend(
 def _line(event: EventOut) -> str:
     data = event.data
     subject = data.tx.request_id or data.tx.tx_id if data.tx else ""
-    parts = [local_time(event.timestamp), event.type, event.signer or "", subject, data.error or data.reason]
+    concerned = event.signer or data.node or ""
+    parts = [local_time(event.timestamp), event.type, concerned, subject, data.error or data.reason]
     return "  ".join(part for part in parts if part)

@@ -63,6 +63,10 @@ class EventData(msgspec.Struct, rename="camel", kw_only=True):
     hash: str | UnsetType = UNSET  # of the attempt that the event is about
     attempt: int | UnsetType = UNSET
     subscription: str | UnsetType = UNSET  # of `webhook.*`
+    node: str | UnsetType = UNSET  # that joined or left
+    balance_wei: str | UnsetType = UNSET
+    threshold_wei: str | UnsetType = UNSET  # of `signer.low_balance`
+    missing_wei: str | UnsetType = UNSET
 
 
 class EventOut(msgspec.Struct, rename="camel", kw_only=True):
@@ -71,7 +75,7 @@ class EventOut(msgspec.Struct, rename="camel", kw_only=True):
     id: str
     type: EventType
     timestamp: datetime
-    chain_id: int
+    chain_id: int | None
     signer: str | None
     sequence: str
     data: EventData

@@ -255,6 +255,24 @@ class FeeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FundsSettings:
+    """Configure when the balance of a signer is reported as low."""
+
+    low_balance_wei: int = setting(
+        Gwei(0, 10**30),
+        "0",
+        "The balance, in Gwei, below which the event signer.low_balance is recorded; 0: never. Transactions in flight count as"
+        " spent.",
+    )
+    low_balance_transactions: int = setting(
+        Integer(0, 1_000_000),
+        0,
+        "The event signer.low_balance is also recorded if the balance pays for fewer transactions like the next one than this;"
+        " 0: never.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Gas:
     """Configure gas limits and dry runs."""
 
@@ -517,6 +535,7 @@ class Settings:
     resubmit: Resubmit = field(default_factory=Resubmit)
     confirmations: Confirmations = field(default_factory=Confirmations)
     fees: FeeSettings = field(default_factory=FeeSettings)
+    funds: FundsSettings = field(default_factory=FundsSettings)
     gas: Gas = field(default_factory=Gas)
     lanes: Lanes = field(default_factory=Lanes)
     history: History = field(default_factory=History)
