@@ -31,7 +31,7 @@ async def until_event(api: ApiServer, kind: str, *, times: int = 1) -> list[dict
         answer = await api.get("/events", after=after, limit=500)
         found.extend(answer.json["items"])
         after = answer.json["next"]
-        return sum(event["type"] == kind for event in found) >= times
+        return sum(bool(event["type"] == kind) for event in found) >= times
 
     await eventually(came)
     sequences = [int(event["sequence"]) for event in found if event["signer"] is not None]
@@ -124,8 +124,7 @@ async def test_requests_that_fail_wait_or_are_cancelled(dsn: str, manual_chain: 
 
 async def test_a_signer_in_protect_and_a_stuck_transaction(dsn: str, manual_chain: OwnChain) -> None:
     """tx.stuck, signer.protected and signer.unprotected."""
-    options = {"resubmit__max_attempts": "1", "resubmit__interval": "1s"}
-    async with open_api(dsn, manual_chain, **options) as api:
+    async with open_api(dsn, manual_chain, resubmit__max_attempts="1", resubmit__interval="1s") as api:
         signer = api.signers[0]
         await submit(api, "never mined")
         (stuck,) = await until_event(api, "tx.stuck")
@@ -145,11 +144,15 @@ async def test_a_price_above_the_cap(dsn: str, manual_chain: OwnChain) -> None:
     """signer.fee_cap_reached."""
     await manual_chain.call("anvil_setNextBlockBaseFeePerGas", hex(100 * 10**9))
     await manual_chain.mine()
-    options = {
-        "fees__source": "fixed", "fees__fixed_fee_cap": "2", "fees__fixed_tip": "1", "fees__cap": "2",
-        "resubmit__interval": "1s",
-    }  # fmt: skip
-    async with open_api(dsn, manual_chain, **options) as api:
+    async with open_api(
+        dsn,
+        manual_chain,
+        fees__source="fixed",
+        fees__fixed_fee_cap="2",
+        fees__fixed_tip="1",
+        fees__cap="2",
+        resubmit__interval="1s",
+    ) as api:
         tx_id = await submit(api, "too cheap")
         (reached, *_) = await until_event(api, "signer.fee_cap_reached")
         assert reached["signer"] == api.signers[0]

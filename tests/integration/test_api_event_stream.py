@@ -114,7 +114,7 @@ async def test_filters_apply_and_heartbeats_move_the_place(
 
         async def passed() -> bool:
             await asyncio.sleep(0)
-            return stream.last_id >= last
+            return bool(stream.last_id >= last)
 
         reading = asyncio.create_task(stream.end())
         await eventually(passed)

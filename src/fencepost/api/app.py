@@ -13,6 +13,7 @@ from fencepost.api.auth import Authenticator
 from fencepost.api.context import Operation, RequestContext, Response, StreamResponse
 from fencepost.api.dependencies import Dependencies
 from fencepost.api.docs_page import render
+from fencepost.api.event_socket import serve_event_socket
 from fencepost.api.jsonrpc.endpoint import rpc_operations
 from fencepost.api.openapi import document
 from fencepost.api.operations import operations
@@ -37,12 +38,15 @@ class Api:
     def __init__(self, table: Sequence[Operation], services: Dependencies) -> None:
         self._services = services
         self._router = Router()
-        authenticator = build_authenticator(services)
+        authenticator = self._authenticator = build_authenticator(services)
         for operation in table:
             pipeline = RequestPipeline(operation, services, authenticator)
             self._router.add(operation.method, operation.path, pipeline)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await serve_event_socket(self._services, self._authenticator, scope, receive, send)
+            return
         if scope["type"] != "http":
             raise RuntimeError(f"the API does not serve {scope['type']}")
         try:

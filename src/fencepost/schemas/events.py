@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -86,3 +87,60 @@ class EventsOut(msgspec.Struct, rename="camel", kw_only=True):
 
     items: list[EventOut]
     next: str
+
+
+MAX_SOCKET_BATCH = 500
+MAX_ACK_TIMEOUT_S = 3_600
+MAX_NACK_PAUSE_S = 300
+
+
+class StartMessage(msgspec.Struct, tag_field="type", tag="start", rename="camel", forbid_unknown_fields=True):
+    """The first message of a client. The connection closes if no ack or nack comes within `ackTimeout` seconds."""
+
+    subscription: UUID
+    batch_size: Annotated[int, Meta(ge=1, le=MAX_SOCKET_BATCH)] = 50
+    ack_timeout: Annotated[float, Meta(ge=1, le=MAX_ACK_TIMEOUT_S)] = 60.0
+
+
+class AckMessage(msgspec.Struct, tag_field="type", tag="ack", rename="camel", forbid_unknown_fields=True):
+    """The batch is processed: its events do not come again."""
+
+    batch_number: int
+
+
+class NackMessage(msgspec.Struct, tag_field="type", tag="nack", rename="camel", forbid_unknown_fields=True):
+    """The batch was not processed: its events come again after `pause` seconds, in a new batch."""
+
+    batch_number: int
+    pause: Annotated[float, Meta(ge=0, le=MAX_NACK_PAUSE_S)] = 1.0
+
+
+class StartedMessage(msgspec.Struct, tag_field="type", tag="started", rename="camel"):
+    """This connection gets the batches from now on."""
+
+    subscription: UUID
+    checkpoint: str
+
+
+class WaitingMessage(msgspec.Struct, tag_field="type", tag="waiting", rename="camel"):
+    """Another connection gets the batches: this one waits for its lease, and loses nothing."""
+
+    subscription: UUID
+
+
+class BatchMessage(msgspec.Struct, tag_field="type", tag="batch", rename="camel"):
+    """Events in the order of the log. The next batch comes after the ack of this one."""
+
+    batch_number: int
+    events: list[EventOut]
+
+
+class ErrorMessage(msgspec.Struct, tag_field="type", tag="error", rename="camel"):
+    """The reason why the server closes the connection."""
+
+    code: str
+    detail: str
+
+
+ClientMessage = StartMessage | AckMessage | NackMessage
+ServerMessage = StartedMessage | WaitingMessage | BatchMessage | ErrorMessage
