@@ -160,6 +160,32 @@ async def test_a_price_above_the_cap(dsn: str, manual_chain: OwnChain) -> None:
         assert reached["data"]["reason"]
 
 
+async def test_stable_blocks_and_a_fork_below_their_depth(dsn: str, manual_chain: OwnChain) -> None:
+    """block.stable and block.reorg."""
+    await manual_chain.mine(5)
+    async with open_api(dsn, manual_chain, chains__default__stable_depth="2") as api:
+        (first,) = await until_event(api, "block.stable")
+        assert (first["chainId"], first["signer"]) == (manual_chain.chain_id, None)
+        assert first["data"]["block"] == await block(manual_chain, 3)
+        await manual_chain.mine(2)
+        stable = await until_event(api, "block.stable", times=3)
+        assert [event["data"]["block"] for event in stable] == [
+            await block(manual_chain, n) for n in (3, 4, 5)
+        ]
+        assert [event["data"]["parentHash"] for event in stable[1:]] == [
+            event["data"]["block"]["hash"] for event in stable[:-1]
+        ]
+        await manual_chain.reorg(4)  # replaces the blocks 4 to 7
+        await manual_chain.mine()
+        (fork,) = await until_event(api, "block.reorg")
+        assert fork["data"]["block"] == stable[0]["data"]["block"]
+        assert fork["data"]["replaced"] == [event["data"]["block"] for event in stable[1:]]
+        again = await until_event(api, "block.stable", times=6)
+        assert [event["data"]["block"] for event in again[3:]] == [
+            await block(manual_chain, n) for n in (4, 5, 6)
+        ]
+
+
 @asynccontextmanager
 async def events_of(dsn: str) -> AsyncIterator[EventReader]:
     async with open_pool(dsn, size=2, connect_timeout_s=10, lease_duration_s=5, application="test") as pool:

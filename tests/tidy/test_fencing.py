@@ -37,6 +37,8 @@ UNFENCED = {
     "lease_forget_terms": set(),
     "lease_insert_missing": {"signer_lease"},
     "lease_record_terms": {"lease_term"},
+    # Stable blocks: the expected block decides which node writes.
+    "stable_chain_move": {"stable_chain", "journal_batch"},
     # Live nodes: they only decide the order of preferred owners.
     "node_beat": {"fencepost_node", "journal_batch"},
     "node_join": {"fencepost_node", "journal_batch"},

@@ -174,7 +174,7 @@ def _event_out(
             tx=tx,
             new_fork=UNSET if event.new_fork is None else event.new_fork,
             confirmations=blocks_out(event.confirmations) if has_blocks else UNSET,
-            replaced=blocks_out(event.replaced) if event.new_fork else UNSET,
+            replaced=blocks_out(event.replaced) if event.new_fork or event.replaced else UNSET,
             error=event.error or UNSET,
             reason=event.reason or UNSET,
             hash=event.tx_hash or UNSET,
@@ -184,5 +184,8 @@ def _event_out(
             balance_wei=event.balance_wei or UNSET,
             threshold_wei=event.threshold_wei or UNSET,
             missing_wei=event.missing_wei or UNSET,
+            block=UNSET if event.block is None else blocks_out([event.block])[0],
+            parent_hash=event.parent_hash or UNSET,
+            depth=event.depth or UNSET,
         ),
     )

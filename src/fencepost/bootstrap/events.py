@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -19,8 +20,12 @@ from fencepost.api.events import build_events
 from fencepost.application.api_keys import Scope
 from fencepost.application.ports import Clock
 from fencepost.application.ttl_cache import TtlCache
+from fencepost.adapters.postgres.stable_blocks import PostgresStableBlocks
+from fencepost.application.chain_view import ChainView
 from fencepost.application.tx_events import TxEvents
 from fencepost.application.tx_waiter import TxWaiter
+from fencepost.domain.confirmations import BlockRef
+from fencepost.events.blocks import LinkedBlock, StableBlocks
 from fencepost.events.reader import EventReader
 from fencepost.events.retention import Retention
 from fencepost.events.subscriptions import SubscriptionStore
@@ -49,6 +54,50 @@ def build_event_reader(
     notifier.on_log_growth = reader.hint
     tx_events.subscribe(lambda _: notifier.log_grown())
     return reader
+
+
+@asynccontextmanager
+async def follow_stable_blocks(
+    settings: Settings,
+    *,
+    pool: Pool,
+    node: str,
+    views: Mapping[int, ChainView],
+    on_written: Callable[[], object],
+) -> AsyncIterator[None]:
+    """Write events about the blocks of the chains that have a stable depth, until the body ends."""
+    store = PostgresStableBlocks(pool, node=node)
+    depths = {chain.id: chain.stable_depth for chain in settings.chains.values()}
+    async with AsyncExitStack() as stack:
+        for chain_id, view in views.items():
+            if not (depth := depths.get(chain_id, 0)):
+                continue
+            blocks = StableBlocks(
+                chain_id,
+                depth,
+                store,
+                head=partial(_head_of, view),
+                read_block=partial(_read_linked, view),
+                on_written=on_written,
+            )
+            loop = run_service_loop(
+                blocks.turn, failure_log=FailureLog(f"stable blocks of chain {chain_id}", is_failure)
+            )
+            task = await stack.enter_async_context(background_task(loop, name="stable-blocks"))
+            stack.callback(task.cancel)
+        yield
+
+
+async def _read_linked(view: ChainView, number: int) -> LinkedBlock | None:
+    block = await view.chain.block(number)
+    if block is None:
+        return None
+    header = block.header
+    return LinkedBlock(BlockRef(header.number, header.hash), header.parent_hash)
+
+
+def _head_of(view: ChainView) -> int:
+    return view.view.head
 
 
 @asynccontextmanager

@@ -41,7 +41,13 @@ from fencepost.application.tx_waiter import TxWaiter
 from fencepost.bootstrap.chains import build_chain_view, open_chains, start_chain_views
 from fencepost.bootstrap.cluster import advertised_url, join_cluster, leave, member, open_forwarding
 from fencepost.bootstrap.database import build_ledger, open_database, require_schema
-from fencepost.bootstrap.events import build_event_reader, build_sender, deliver_webhooks, prune_events
+from fencepost.bootstrap.events import (
+    build_event_reader,
+    build_sender,
+    deliver_webhooks,
+    follow_stable_blocks,
+    prune_events,
+)
 from fencepost.bootstrap.keys import open_keys
 from fencepost.bootstrap.lane_settings import decode_raw, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
@@ -132,7 +138,7 @@ async def open_node(
         node = _build_node(parts, heads=heads, make_lane=_lane_maker(parts, decide_stuck))
         notifier = _build_notifier(node, pools, dsn)
         running = _build_running(parts, node, notifier, default_chain_id=default_chain_id)
-        await _open_services(running, stack, parts)
+        await _open_services(running, stack, parts, notifier)
         await start_chain_views(parts.views.values())
         async with (
             _listen_for_hints(notifier, within_s=settings.database.connect_timeout_s),
@@ -322,8 +328,10 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
     )
 
 
-async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Parts) -> None:
-    """Open the retention of events and the delivery of webhooks, and the nonce service and forwarding if the settings ask for them."""
+async def _open_services(
+    running: RunningNode, stack: AsyncExitStack, parts: _Parts, notifier: Notifier
+) -> None:
+    """Open the services beside the lanes: events, webhooks, and the nonce service and forwarding if the settings ask for them."""
     settings, pool = parts.settings, parts.pools.work
     if settings.nonce_service.enabled:
         running.nonces = await stack.enter_async_context(
@@ -336,6 +344,11 @@ async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Pa
                 note=parts.observer.note,
             )
         )
+    await stack.enter_async_context(
+        follow_stable_blocks(
+            settings, pool=pool, node=parts.name, views=parts.views, on_written=notifier.log_grown
+        )
+    )
     await stack.enter_async_context(
         prune_events(running.events, running.subscriptions, keep_s=settings.events.retention_s)
     )

@@ -47,6 +47,8 @@ class EventType(StrEnum):
     WEBHOOK_TEST = "webhook.test"
     NODE_JOINED = "node.joined"
     NODE_LEFT = "node.left"
+    BLOCK_STABLE = "block.stable"
+    BLOCK_REORG = "block.reorg"
 
 
 MEANINGS: Final[Mapping[EventType, str]] = {
@@ -74,6 +76,8 @@ MEANINGS: Final[Mapping[EventType, str]] = {
     EventType.WEBHOOK_TEST: "A test event, which its owner requested. It is not in the log.",
     EventType.NODE_JOINED: "A node has joined the cluster.",
     EventType.NODE_LEFT: "A node has left the cluster; `reason` says how.",
+    EventType.BLOCK_STABLE: "A block has the depth `stable_depth` of its chain; `parentHash` is the stable block before it.",
+    EventType.BLOCK_REORG: "A fork removed stable blocks: `block` is the last common one, `replaced` has those that are gone.",
 }
 
 _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
@@ -103,6 +107,8 @@ _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
     "LowBalance": (EventType.SIGNER_LOW_BALANCE,),
     "NodeJoined": (EventType.NODE_JOINED,),
     "NodeLeft": (EventType.NODE_LEFT,),
+    "BlockStable": (EventType.BLOCK_STABLE,),
+    "BlockReorg": (EventType.BLOCK_REORG,),
 }
 # Bookkeeping, or the step before an entry that is an event.
 SILENT: Final = frozenset(
@@ -150,6 +156,9 @@ class Event:
     balance_wei: str | None = None  # decimal text, as every amount of wei
     threshold_wei: str | None = None
     missing_wei: str | None = None
+    block: BlockRef | None = None  # of an event about blocks
+    parent_hash: str | None = None
+    depth: int | None = None
 
     @property
     def id(self) -> str:
@@ -214,6 +223,9 @@ def _event(entry: LogEntry, place: Place, kind: EventType) -> Event:
         balance_wei=detail.get("balanceWei"),
         threshold_wei=detail.get("thresholdWei"),
         missing_wei=detail.get("missingWei"),
+        block=_blocks([detail["at"]])[0] if "at" in detail else None,
+        parent_hash=detail.get("parent"),
+        depth=detail.get("depth"),
     )
 
 

@@ -68,6 +68,9 @@ class EventData(msgspec.Struct, rename="camel", kw_only=True):
     balance_wei: str | UnsetType = UNSET
     threshold_wei: str | UnsetType = UNSET  # of `signer.low_balance`
     missing_wei: str | UnsetType = UNSET
+    block: BlockOut | UnsetType = UNSET  # that is stable, or at which a fork began
+    parent_hash: str | UnsetType = UNSET
+    depth: int | UnsetType = UNSET
 
 
 class EventOut(msgspec.Struct, rename="camel", kw_only=True):

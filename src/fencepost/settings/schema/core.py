@@ -486,6 +486,12 @@ class ChainSettings:
     poll_interval_s: float = setting(
         Duration(0.01, 10 * _MINUTE_S), "1s", "How often the endpoints are polled for new blocks."
     )
+    stable_depth: int = setting(
+        Integer(0, 10_000),
+        0,
+        "The event block.stable is recorded for each block with so many blocks above it, and block.reorg if a fork removes one;"
+        " 0: no events about blocks.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
