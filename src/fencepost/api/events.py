@@ -13,8 +13,8 @@ from fencepost.api.context import RequestContext, Response, StreamResponse
 from fencepost.api.pipeline import problem_of
 from fencepost.api.presenters import blocks_out, tx_out
 from fencepost.api.problems import ApiError
-from fencepost.application.queries import Reader, TxView
 from fencepost.application.api_keys import Scope
+from fencepost.application.queries import Reader, TxView
 from fencepost.domain.ids import Address
 from fencepost.events.log import BEGINNING, EventsExpired, Place, parse_place
 from fencepost.events.reader import EventFilter, EventPage

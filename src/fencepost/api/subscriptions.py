@@ -182,7 +182,7 @@ async def replay(call: RequestContext) -> Response:
         after = BEGINNING if body.after is None else _place(body.after, "after")
         until = Place(2**48 - 1, 0, 0) if body.until is None else _place(body.until, "until")
         events, following = await _matching(call, found, after, until, limit=room)
-    queued = [Retry(event.place, event.chain_id, event.address, 0, 0.0) for event in events]
+    queued = [Retry(event.place, event.chain_id or 0, event.address, 0, 0.0) for event in events]
     return Response(ReplayOut(queued=await store.redeliver(found.id, queued), next=following))
 
 

@@ -16,12 +16,12 @@ from fencepost.adapters.postgres.event_log import PostgresEventLog
 from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.query_reader import PostgresReader
+from fencepost.adapters.postgres.stable_blocks import PostgresStableBlocks
 from fencepost.api.events import build_events
 from fencepost.application.api_keys import Scope
+from fencepost.application.chain_view import ChainView
 from fencepost.application.ports import Clock
 from fencepost.application.ttl_cache import TtlCache
-from fencepost.adapters.postgres.stable_blocks import PostgresStableBlocks
-from fencepost.application.chain_view import ChainView
 from fencepost.application.tx_events import TxEvents
 from fencepost.application.tx_waiter import TxWaiter
 from fencepost.domain.confirmations import BlockRef

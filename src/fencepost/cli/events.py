@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import time
 from datetime import UTC, datetime
+from urllib.parse import SplitResult, urlsplit
 
 import click
 import msgspec
@@ -10,8 +13,11 @@ import msgspec
 from fencepost.cli.node_client import node_options
 from fencepost.cli.tx_rendering import local_time
 from fencepost.client import Client
+from fencepost.events.signatures import new_secret, parse_secret, secret_text, signed_headers
 from fencepost.events.types import EventType
 from fencepost.schemas.events import AFTER_NOW, EventOut
+
+FORWARD_TIMEOUT_S = 15.0
 
 
 @click.group()
@@ -47,6 +53,73 @@ def tail(
         click.echo(msgspec.json.encode(event).decode() if as_json else _line(event))
         if count == limit:
             return
+
+
+@events.command()
+@click.option(
+    "--forward-to", "url", required=True, metavar="URL", help="The endpoint that gets each event as a POST."
+)
+@click.option("--type", "types", multiple=True, type=click.Choice([kind.value for kind in EventType]))
+@click.option(
+    "--signer", "signers", multiple=True, metavar="ADDRESS", help="Only this signer; may be repeated."
+)
+@click.option(
+    "--after",
+    default=AFTER_NOW,
+    show_default=True,
+    help="Start after this event id; an empty value starts with the oldest kept event.",
+)
+@click.option("--secret", help="The secret that signs, as whsec_…; without it a new one is printed.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many events.")
+@node_options
+def listen(
+    *,
+    url: str,
+    types: tuple[str, ...],
+    signers: tuple[str, ...],
+    after: str,
+    secret: str | None,
+    limit: int | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Forward events to a URL, signed like webhooks, to try a receiver without a subscription.
+
+    Each event is sent once, in order; a failure is printed and the next event follows.
+    """
+    try:
+        key = new_secret() if secret is None else parse_secret(secret)
+    except ValueError as error:
+        raise click.UsageError(f"--secret: {error}") from None
+    target = urlsplit(url)
+    if target.scheme not in {"http", "https"} or not target.hostname:
+        raise click.UsageError("--forward-to must be an http or https URL")
+    if secret is None:
+        click.echo(f"the signing secret of this run is {secret_text(key)}", err=True)
+    for count, event in enumerate(client.events(after, types=types, signers=signers), start=1):
+        result = _forward(target, key, event)
+        if as_json:
+            click.echo(msgspec.json.encode({"id": event.id, "type": event.type, "result": result}).decode())
+        else:
+            click.echo(f"{_line(event)}  → {result}")
+        if count == limit:
+            return
+
+
+def _forward(target: SplitResult, key: bytes, event: EventOut) -> str:
+    """Send one event, and return the status or the error. Redirects are not followed, as for webhooks."""
+    body = msgspec.json.encode(event)
+    headers = signed_headers([key], message_id=event.id, timestamp=int(time.time()), body=body)
+    connect = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    connection = connect(target.hostname or "", target.port, timeout=FORWARD_TIMEOUT_S)
+    path = (target.path or "/") + (f"?{target.query}" if target.query else "")
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json", **headers})
+        return str(connection.getresponse().status)
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer ({type(error).__name__})"
+    finally:
+        connection.close()
 
 
 @events.command()

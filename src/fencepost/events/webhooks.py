@@ -420,7 +420,7 @@ class Deliverer:
             held.place = page.next
             return
         items = [
-            _Item(event.place, event.chain_id, event.address, 0, event, is_stored=False)
+            _Item(event.place, event.chain_id or 0, event.address, 0, event, is_stored=False)
             for event in page.events
         ]
         blocked: set[Hashable] = set()
