@@ -49,7 +49,7 @@ async def stream(call: RequestContext) -> StreamResponse:
     The first page is read before the response begins, so that an expired place is a problem response.
     """
     given = call.request.headers.get("last-event-id")
-    after = await _place(call, call.query.after if given is None else given)
+    after = await _start_place(call, call.query.after if given is None else given)
     end = call.authenticator.open_stream(call.caller)
     try:
         first = await call.services.events_log.page(after, _filter(call), limit=MAX_STREAMED_EVENTS)
