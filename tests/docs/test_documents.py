@@ -43,7 +43,7 @@ async def test_python_snippets_run(name: str, code: str, dsn: str, anvil: TestCh
     }
     async with AsyncExitStack() as stack:
         if "FENCEPOST_URL" in code:
-            node = node_at(dsn, anvil, tmp_path / "node.log")
+            node = node_at(dsn, anvil, tmp_path / "node.log", events__webhook__allow_private="true")
             environ["FENCEPOST_URL"] = await stack.enter_async_context(node)
         process = await asyncio.create_subprocess_exec(
             sys.executable,

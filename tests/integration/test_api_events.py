@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
+from fencepost.api import pipeline
 from fencepost.application.api_keys import Scope
 from fencepost.client import AsyncClient
 from fencepost.events.log import Place
@@ -73,6 +76,15 @@ async def test_a_long_poll_returns_with_the_next_event(api: ApiServer) -> None:
     await finished(api, "awaited")
     answer = await polling
     assert [event["data"]["tx"]["requestId"] for event in answer.json["items"]] == ["awaited"]
+
+
+async def test_a_long_poll_may_last_longer_than_other_requests(
+    dsn: str, anvil: TestChain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "RESPONSE_TIMEOUT_S", 0.3)
+    async with open_api(dsn, anvil) as api:
+        answer = await api.get("/events", after="now", wait=1)
+        assert (answer.status, answer.json["items"]) == (200, [])
 
 
 async def test_a_key_sees_only_the_events_of_its_signers(api: ApiServer) -> None:

@@ -138,3 +138,53 @@ async def test_unread_hints_are_bounded(dsn: str) -> None:
         for number in range(MAX_PENDING + 100):
             notifier.hint(other_signer(number))
         assert len(notifier._pending) == MAX_PENDING
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+async def test_growth_of_the_event_log_is_announced_only_to_nodes_with_readers(on: Stage) -> None:
+    here, there = Listener(), Listener()
+    async with notifier_of(on.dsn, here) as writer, notifier_of(on.dsn, there) as reader:
+        grown_here, grown_there = Counted(), Counted()
+        writer.on_log_growth, reader.on_log_growth = grown_here, grown_there
+
+        async def both_listen() -> bool:
+            return len(await listeners(on)) == 2
+
+        await until(both_listen)
+        writer.log_grown()
+        writer.hint(SIGNER)
+        await there.hears(SIGNER)  # everything that was sent before it has arrived, too
+        assert (grown_here.times, grown_there.times) == (2, 0)
+        reader.readers_wait()
+
+        async def woken() -> bool:
+            writer.log_grown()
+            return grown_there.times > 0
+
+        await until(woken)
+
+
+async def test_a_node_does_not_notify_itself_of_its_own_readers(on: Stage) -> None:
+    here = Listener()
+    async with notifier_of(on.dsn, here) as notifier:
+
+        async def listens() -> bool:
+            return len(await listeners(on)) == 1
+
+        await until(listens)
+        grown = Counted()
+        notifier.on_log_growth = grown
+        notifier.readers_wait()
+        notifier._queue_hint(SIGNER)
+        await here.hears(SIGNER)
+        notifier.log_grown()
+        notifier._queue_hint(other_signer(1))
+        await here.hears(other_signer(1))
+        assert grown.times == 1

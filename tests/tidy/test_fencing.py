@@ -37,10 +37,12 @@ UNFENCED = {
     "lease_forget_terms": set(),
     "lease_insert_missing": {"signer_lease"},
     "lease_record_terms": {"lease_term"},
+    # Stable blocks: the expected block decides which node writes.
+    "stable_chain_move": {"stable_chain", "journal_batch"},
     # Live nodes: they only decide the order of preferred owners.
-    "node_beat": {"fencepost_node"},
-    "node_join": {"fencepost_node"},
-    "node_leave": {"fencepost_node"},
+    "node_beat": {"fencepost_node", "journal_batch"},
+    "node_join": {"fencepost_node", "journal_batch"},
+    "node_leave": {"fencepost_node", "journal_batch"},
     "nodes_forget": {"fencepost_node"},
     # The nonce service never writes to the core's tables: its own keys, holds and nonce blocks keep order.
     "nonce_block_flush": {"nonce_block", "nonce_slot"},
@@ -62,10 +64,33 @@ UNFENCED = {
     "policy_remove": {"signer_policy", "audit"},
     "spend_reserve": {"signer_spend", "tx_spend"},
     "spend_settle": {"signer_spend", "tx_spend"},
+    # What the owner of a subscription decides, and records that nothing depends on; checkpoints are fenced below.
+    "subscription_acquire": {"subscription_lease"},
+    "subscription_acquire_one": {"subscription_lease"},
+    "subscription_delete": {"audit"},
+    "subscription_forget_attempts": set(),
+    "subscription_insert": {"subscription", "subscription_lease", "audit"},
+    "subscription_pause": {"subscription", "subscription_lease"},
+    "subscription_prune": set(),
+    "subscription_record_attempt": {"webhook_attempt"},
+    "subscription_redeliver": {"subscription", "webhook_delivery"},
+    "subscription_redeliver_failed": {"subscription", "webhook_delivery"},
+    "subscription_resume": {"subscription", "subscription_lease"},
+    "subscription_rotate": {"subscription", "audit"},
 }
 # Database functions that write without a term; the statement of the same name calls each.
 UNFENCED_FUNCTIONS = {"spend_reserve", "spend_settle"}
-FENCED = {"commit_lanes", "lease_release", "lease_renew", "nonce_take_leased"}
+FENCED = {
+    "commit_lanes",
+    "lease_release",
+    "lease_renew",
+    "nonce_take_leased",
+    "subscription_advance",
+    "subscription_disable",
+    "subscription_release",
+    "subscription_renew",
+    "subscription_settle",
+}
 
 # SQL in Python: migrations, the session's own set-up and notifications.
 WRITES_SQL = {Path("adapters/postgres") / name for name in ("migrate.py", "database.py", "notifier.py")}
@@ -132,22 +157,29 @@ def reaches(name: str, goal: str, of: dict[str, str]) -> bool:
     return False
 
 
+def changes_own_lease(body: str) -> bool:
+    """Tell whether a part changes the lease row with its token, and not the token: it locks the row like FOR NO KEY UPDATE."""
+    own_row = re.search(
+        r"\bUPDATE (?:signer|subscription)_lease s\b.*\bWHERE\b.*\bs\.fencing_token = w\.token\b", body
+    )
+    return bool(own_row) and not re.search(r"\bSET\b.*\bfencing_token =.*\bFROM\b", body)
+
+
 def is_fenced(sql: str) -> bool:
     """Tell whether each mutation depends on the lease row with the token, or changes only that lease row."""
     of = parts(sql)
     locks = [
         name
         for name, body in of.items()
-        if name
-        and re.search(r"\bFOR KEY SHARE\b", body)
-        and re.search(r"\bs\.fencing_token = \w+\.token\b", body)
+        if (
+            name
+            and re.search(r"\bFOR KEY SHARE\b", body)
+            and re.search(r"\bs\.fencing_token = \w+\.token\b", body)
+        )
+        or (name and changes_own_lease(body))
     ]
     for name, body in of.items():
-        if not _MUTATION.search(body):
-            continue
-        own_row = re.search(r"\bUPDATE signer_lease s\b.*\bWHERE\b.*\bs\.fencing_token = w\.token\b", body)
-        sets_token = re.search(r"\bSET\b.*\bfencing_token =.*\bFROM\b", body) if own_row else None
-        if own_row and not sets_token:
+        if not _MUTATION.search(body) or changes_own_lease(body):
             continue
         if not any(reaches(name, lock, of) for lock in locks):
             return False
@@ -223,13 +255,26 @@ def test_the_fenced_write_without_optional_parts_is_fenced(left_out: tuple[str, 
     assert len(mutations(statement)) == len(OPTIONAL) - len(left_out)
 
 
-def test_only_the_pruning_of_old_nodes_terms_and_events_deletes() -> None:
+def test_only_the_pruning_of_old_rows_and_subscriptions_delete() -> None:
     deleting = {
         query.name: bare(query.sql)
         for query in load_all().values()
         if re.search(r"\bDELETE|TRUNCATE\b", bare(query.sql))
     }
-    assert deleting.keys() == {"events_prune", "lease_forget_terms", "nodes_forget"}
+    assert deleting.keys() == {
+        "events_prune",
+        "lease_forget_terms",
+        "nodes_forget",
+        "subscription_delete",
+        "subscription_forget_attempts",
+        "subscription_prune",
+        "subscription_settle",
+    }
+    for name in ("subscription_forget_attempts", "subscription_prune", "subscription_settle"):
+        assert set(re.findall(r"\bDELETE FROM ([a-z_]+)", deleting[name])) <= {
+            "webhook_attempt",
+            "webhook_delivery",
+        }
     assert "DELETE FROM journal_batch s USING old o" in deleting["events_prune"]
     assert deleting["lease_forget_terms"].startswith("DELETE FROM lease_term t USING ")
     assert deleting["nodes_forget"].startswith("DELETE FROM fencepost_node WHERE expires_at < ")

@@ -10,15 +10,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from fencepost.api.auth import Authenticator
-from fencepost.api.context import Operation, RequestContext, Response
+from fencepost.api.context import Operation, RequestContext, Response, StreamResponse
 from fencepost.api.dependencies import Dependencies
 from fencepost.api.docs_page import render
+from fencepost.api.event_socket import serve_event_socket
 from fencepost.api.jsonrpc.endpoint import rpc_operations
 from fencepost.api.openapi import document
 from fencepost.api.operations import operations
 from fencepost.api.pipeline import EncodedResponse, RequestPipeline, error_response
 from fencepost.api.request import IncomingRequest
 from fencepost.api.router import Router
+from fencepost.api.streaming import send_stream
 from fencepost.errors import Stopping
 
 METRICS_PATH = "/metrics"
@@ -36,12 +38,15 @@ class Api:
     def __init__(self, table: Sequence[Operation], services: Dependencies) -> None:
         self._services = services
         self._router = Router()
-        authenticator = build_authenticator(services)
+        authenticator = self._authenticator = build_authenticator(services)
         for operation in table:
             pipeline = RequestPipeline(operation, services, authenticator)
             self._router.add(operation.method, operation.path, pipeline)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await serve_event_socket(self._services, self._authenticator, scope, receive, send)
+            return
         if scope["type"] != "http":
             raise RuntimeError(f"the API does not serve {scope['type']}")
         try:
@@ -52,11 +57,14 @@ class Api:
                 raise
             task.uncancel()  # the server cancels requests that are still running when its time to stop is over
             response = error_response(Stopping(OUTCOME_UNKNOWN), self._services)
+        if isinstance(response, StreamResponse):
+            await send_stream(response, scope, receive, send)
+            return
         headers = response.encoded_headers()
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 
-    async def _respond(self, scope: Scope, receive: Receive) -> EncodedResponse:
+    async def _respond(self, scope: Scope, receive: Receive) -> EncodedResponse | StreamResponse:
         try:
             endpoint, path_params = self._router.find(scope["method"], scope["path"])
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a problem
@@ -72,6 +80,7 @@ def build_authenticator(services: Dependencies) -> Authenticator:
         services.cluster.forward_tokens,
         auth=services.settings.auth,
         max_waits_per_key=services.settings.max_waits_per_key,
+        max_streams_per_key=services.settings.max_streams_per_key,
     )
 
 

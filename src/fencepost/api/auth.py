@@ -149,7 +149,9 @@ class Authenticator:
     forward_tokens: ForwardTokens | None = None
     auth: Auth = "open"
     max_waits_per_key: int = 256
+    max_streams_per_key: int = 64
     _waits: Counter[str] = field(default_factory=Counter)
+    _streams: Counter[str] = field(default_factory=Counter)
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
     _may_be_open: bool = field(init=False)  # until the first key exists
     _failures: FailureLimit = field(default_factory=FailureLimit)
@@ -264,6 +266,25 @@ class Authenticator:
             self._waits[key_id] -= calls
             if not self._waits[key_id]:
                 del self._waits[key_id]
+
+    def open_stream(self, caller: Caller) -> Callable[[], None]:
+        """Count a stream and return the function that ends it; raise `rate_limited` beyond `max_streams_per_key`."""
+        name = "" if caller.key is None else caller.key.id
+        if self._streams[name] >= self.max_streams_per_key:
+            raise ApiError(
+                "rate_limited",
+                f"{self._streams[name]} event streams of this caller are open, and the limit is"
+                f" {self.max_streams_per_key}: close one, or raise api.max_streams_per_key",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._streams[name] += 1
+
+        def end() -> None:
+            self._streams[name] -= 1
+            if not self._streams[name]:
+                del self._streams[name]
+
+        return end
 
     def charge(self, caller: Caller, calls: int = 1) -> None:
         """Take tokens from the key's bucket; raise `rate_limited` if it is empty.

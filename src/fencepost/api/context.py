@@ -1,9 +1,9 @@
-"""Define what handlers work with: `Operation`, `RequestContext` and `Response`."""
+"""Define what handlers work with: `Operation`, `RequestContext`, `Response` and `StreamResponse`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -35,6 +35,15 @@ class Response(NamedTuple):
     status: int = 200
     headers: Mapping[str, str] = _NO_HEADERS
     media_type: str | None = "application/json"
+
+
+class StreamResponse(NamedTuple):
+    """Send a response in parts, until they end or the client disconnects; then call `on_end`, in any case."""
+
+    parts: AsyncGenerator[bytes, None]
+    on_end: Callable[[], object]
+    headers: Mapping[str, str]
+    media_type: str
 
 
 class RequestContext(NamedTuple):
@@ -127,6 +136,7 @@ class RequestContext(NamedTuple):
 DISCONNECT_POLL_S = 0.5
 
 Handler = Callable[[RequestContext], Awaitable[Response]]
+StreamHandler = Callable[[RequestContext], Awaitable[StreamResponse]]
 Admit = Callable[[Authenticator, IncomingRequest], Awaitable[Caller]]
 PresentError = Callable[[Exception, Dependencies], Response]
 
@@ -139,7 +149,7 @@ class Operation:
     path: str
     name: str
     summary: str
-    handler: Handler
+    handler: Handler | StreamHandler
     answers: Mapping[int, type[msgspec.Struct]]
     group: str
     scopes: tuple[Scope, ...] = ()  # one of them is enough; empty: no authentication
@@ -156,3 +166,4 @@ class Operation:
     present_error: PresentError | None = None  # in place of a problem
     accepts_forwarded: bool = False  # from another node, with a forward token
     problems: tuple[str, ...] = ()
+    media_type: str = "application/json"  # of its successful response

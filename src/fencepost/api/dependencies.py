@@ -21,6 +21,8 @@ from fencepost.application.spending_policy import SpendingGuard
 from fencepost.application.tx_waiter import TxWaiter
 from fencepost.domain.ids import Address, Signer
 from fencepost.events.reader import EventReader
+from fencepost.events.subscriptions import SubscriptionStore
+from fencepost.events.webhooks import Answer, Send
 from fencepost.nonce.port import NonceAllocator
 
 
@@ -64,6 +66,20 @@ class SignerSettings:
 
     mode: Literal["strict", "pipelined"]
     max_in_flight: int
+
+
+async def _no_endpoint(_url: str, _headers: dict[str, str], _body: bytes) -> Answer:
+    return Answer(None, "this node sends no webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """The bounds of subscriptions, and the function that sends a test event."""
+
+    max_per_key: int = 20
+    allow_private: bool = False
+    secret_overlap_s: float = 86_400.0
+    send: Send = _no_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +128,7 @@ class ApiSettings:
     host: str  # the address that the API listens on
     auth: Literal["open", "required"]  # open: on loopback, no key is required until one exists
     max_waits_per_key: int  # requests of one API key that may wait at this node
+    max_streams_per_key: int  # event streams of one API key that may be open at this node
     expose_nonce: bool
     events: str  # how callers learn of ended transactions
     accepting_nodes: Literal["any", "leader"]
@@ -128,6 +145,7 @@ class Dependencies:
     tx_waiter: TxWaiter
     reader: Reader
     events_log: EventReader
+    subscriptions: SubscriptionStore
     explainer: Explainer
     commands: CommandStore
     keys: KeyStore
@@ -138,4 +156,5 @@ class Dependencies:
     codec: Codec
     cluster: Cluster
     settings: ApiSettings
+    webhooks: WebhookSettings = WebhookSettings()
     nonces: NonceAllocator | None = None  # None: the nonce service is off

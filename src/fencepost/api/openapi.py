@@ -41,6 +41,7 @@ _WITH_BODY = (
 )
 _PATH_TYPES: dict[str, Any] = {
     "tx_id": {"type": "string", "format": "uuid"},
+    "subscription_id": {"type": "string", "format": "uuid"},
     "command_id": {"type": "string", "pattern": "^[0-9]{1,18}$"},
     "nonce": {"type": "string", "pattern": "^[0-9]{1,18}$"},
 }
@@ -56,8 +57,19 @@ _IDEMPOTENCY = {
     "description": "Used as `requestId` if the body has none.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]*$"},
 }
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event that was processed. Browsers send it when they reconnect.",
+    "schema": {"type": "string", "maxLength": 100},
+}
 _TX_OPERATIONS = ("getTx", "cancelTx", "suspendTx", "resumeTx", "resubmitTx", "bumpTx")
-_SUCCESS = {200: "Success.", 202: "Accepted; the milestone or outcome is not reached yet."}
+_SUCCESS = {200: "Success.", 201: "Created.", 202: "Accepted; the milestone or outcome is not reached yet."}
+_WEBHOOK_HEADERS = {
+    "webhook-id": "The id of the event; the same for every attempt.",
+    "webhook-timestamp": "The time of the attempt, in seconds since 1970.",
+    "webhook-signature": "`v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`; one per valid secret, separated by spaces.",
+}
 _LINK_TO_TX = {"parameters": {"txId": "$response.body#/txId"}}
 
 
@@ -77,6 +89,7 @@ def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
     inline = {"address": shapes[2], "hash": shapes[3], **_PATH_TYPES}
     for operation in table:
         path = operation.path.replace("{tx_id}", "{txId}").replace("{command_id}", "{commandId}")
+        path = path.replace("{subscription_id}", "{subscriptionId}")
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schemas, inline)
     for query in queries:
         del schemas[query.__name__]
@@ -116,7 +129,22 @@ def _webhook(kind: EventType) -> dict[str, Any]:
             "summary": MEANINGS[kind],
             "tags": ["Events"],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-            "responses": {"2XX": {"description": "The event was processed."}},
+            "parameters": [
+                {
+                    "name": name,
+                    "in": "header",
+                    "required": True,
+                    "description": text,
+                    "schema": {"type": "string"},
+                }
+                for name, text in _WEBHOOK_HEADERS.items()
+            ],
+            "responses": {
+                "2XX": {
+                    "description": "The event was processed. Every other answer is a failure, and is retried."
+                },
+                "410": {"description": "The subscription is disabled."},
+            },
         }
     }
 
@@ -153,7 +181,7 @@ def _operation(operation: Operation, schemas: Mapping[str, Any], inline: Mapping
 def _parameters(
     operation: Operation, schemas: Mapping[str, Any], inline: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    names = {"tx_id": "txId", "command_id": "commandId"}
+    names = {"tx_id": "txId", "command_id": "commandId", "subscription_id": "subscriptionId"}
     found: list[dict[str, Any]] = [
         {"name": names.get(name, name), "in": "path", "required": True, "schema": inline[name]}
         for name in re.findall(r"{(\w+)}", operation.path)
@@ -173,6 +201,8 @@ def _parameters(
             found.append(_PREFER)
     if operation.body is TxRequest:
         found.append(_IDEMPOTENCY)
+    if operation.media_type == "text/event-stream":
+        found.append(_LAST_EVENT_ID)
     return found
 
 
@@ -189,7 +219,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
             "description": _SUCCESS[status],
-            "content": {"application/json": {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
+            "content": {operation.media_type: {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
         }
         for status, type_ in operation.answers.items()
     }

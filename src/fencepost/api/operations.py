@@ -12,13 +12,14 @@ from fencepost.api import (
     signers,
     spending_policy,
     submission,
+    subscriptions,
     system,
     transactions,
 )
 from fencepost.api.context import Handler, Operation
 from fencepost.api.parsing import MAX_BATCH_BYTES
 from fencepost.application.api_keys import Scope
-from fencepost.schemas.events import EventsOut, EventsQuery
+from fencepost.schemas.events import EventOut, EventSelection, EventsOut, EventsQuery
 from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.requests import (
     AllocateIn,
@@ -58,6 +59,18 @@ from fencepost.schemas.responses import (
     TxPage,
     VersionOut,
 )
+from fencepost.schemas.subscriptions import (
+    AttemptOut,
+    AttemptsOut,
+    AttemptsQuery,
+    DeletedOut,
+    ReplayIn,
+    ReplayOut,
+    ResumeIn,
+    SubscriptionIn,
+    SubscriptionOut,
+    SubscriptionsOut,
+)
 
 PREFIX = "/api/v1"
 
@@ -81,6 +94,7 @@ def operations() -> list[Operation]:
         *_transaction_queries(),
         *_explanations(),
         *_events(),
+        *_subscriptions(),
         *(_tx_command(command, summary) for command, summary in _TX_COMMANDS.items()),
         *_signers(),
         *(_signer_command(action, summary) for action, summary in _SIGNER_COMMANDS.items()),
@@ -217,6 +231,9 @@ def _explanations() -> list[Operation]:
     ]
 
 
+_EVENT_PROBLEMS = ("cursor_invalid", "events_expired", "address_invalid", "chain_unknown")
+
+
 def _events() -> list[Operation]:
     return [
         Operation(
@@ -229,7 +246,21 @@ def _events() -> list[Operation]:
             "Events",
             scopes=_READ,
             query=EventsQuery,
-            problems=("cursor_invalid", "events_expired", "address_invalid", "chain_unknown"),
+            problems=_EVENT_PROBLEMS,
+        ),
+        Operation(
+            "GET",
+            f"{PREFIX}/events/stream",
+            "streamEvents",
+            "Stream events as server-sent events. `Last-Event-ID` continues after an event and replaces `after`.",
+            events.stream,
+            {200: EventOut},
+            "Events",
+            scopes=_READ,
+            query=EventSelection,
+            bounds_itself=True,
+            problems=_EVENT_PROBLEMS,
+            media_type="text/event-stream",
         ),
     ]
 
@@ -335,6 +366,141 @@ def _signer_command(action: str, summary: str) -> Operation:
         body_needed=action == "unprotect",
         problems=("signer_not_found", "signer_state", "chain_unknown", "address_invalid"),
     )
+
+
+def _subscriptions() -> list[Operation]:
+    """List the operations of subscriptions; each key sees its own."""
+    path = f"{PREFIX}/subscriptions"
+    one = f"{path}/{{subscription_id}}"
+    known = ("subscription_not_found",)
+    return [
+        Operation(
+            "POST",
+            path,
+            "createSubscription",
+            "Create a subscription of this key. The secret of a webhook is shown once.",
+            subscriptions.create,
+            {201: SubscriptionOut},
+            "Subscriptions",
+            scopes=_READ,
+            body=SubscriptionIn,
+            problems=("too_many_subscriptions", "cursor_invalid", "chain_unknown"),
+        ),
+        Operation(
+            "GET",
+            path,
+            "listSubscriptions",
+            "List the subscriptions of this key; of all keys for a node administrator.",
+            subscriptions.list_all,
+            {200: SubscriptionsOut},
+            "Subscriptions",
+            scopes=_READ,
+        ),
+        Operation(
+            "GET",
+            one,
+            "getSubscription",
+            "Get a subscription.",
+            subscriptions.get,
+            {200: SubscriptionOut},
+            "Subscriptions",
+            scopes=_READ,
+            problems=known,
+        ),
+        Operation(
+            "DELETE",
+            one,
+            "deleteSubscription",
+            "Delete a subscription with its deliveries and attempts.",
+            subscriptions.delete,
+            {200: DeletedOut},
+            "Subscriptions",
+            scopes=_READ,
+            problems=known,
+        ),
+        *_subscription_changes(one, known),
+        *_subscription_deliveries(one, known),
+    ]
+
+
+def _subscription_changes(one: str, known: tuple[str, ...]) -> list[Operation]:
+    changes: list[tuple[str, str, str, Handler]] = [
+        ("pause", "pauseSubscription", "Stop deliveries. The log keeps the events.", subscriptions.pause),
+        (
+            "rotate-secret",
+            "rotateSubscriptionSecret",
+            "Get a new secret, shown once. The former one signs for `events.webhook.secret_overlap` too.",
+            subscriptions.rotate_secret,
+        ),
+    ]
+    return [
+        Operation(
+            "POST",
+            f"{one}/{verb}",
+            name,
+            summary,
+            handler,
+            {200: SubscriptionOut},
+            "Subscriptions",
+            scopes=_READ,
+            problems=(*known, "refused"),
+        )
+        for verb, name, summary, handler in changes
+    ]
+
+
+def _subscription_deliveries(one: str, known: tuple[str, ...]) -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            f"{one}/resume",
+            "resumeSubscription",
+            "Start deliveries again, at the checkpoint or from a new start.",
+            subscriptions.resume,
+            {200: SubscriptionOut},
+            "Subscriptions",
+            scopes=_READ,
+            body=ResumeIn,
+            body_needed=False,
+            problems=(*known, "cursor_invalid"),
+        ),
+        Operation(
+            "POST",
+            f"{one}/test",
+            "testSubscription",
+            "Send a test event now, and return what the endpoint answered.",
+            subscriptions.test,
+            {200: AttemptOut},
+            "Subscriptions",
+            scopes=_READ,
+            bounds_itself=True,
+            problems=(*known, "refused"),
+        ),
+        Operation(
+            "POST",
+            f"{one}/replay",
+            "replaySubscription",
+            "Send again: one event, a range, or everything that was given up since a time.",
+            subscriptions.replay,
+            {200: ReplayOut},
+            "Subscriptions",
+            scopes=_READ,
+            body=ReplayIn,
+            problems=(*known, "event_not_found", "cursor_invalid", "events_expired"),
+        ),
+        Operation(
+            "GET",
+            f"{one}/attempts",
+            "listAttempts",
+            "List the newest attempts to deliver, with status and the first KB of the answer.",
+            subscriptions.attempts,
+            {200: AttemptsOut},
+            "Subscriptions",
+            scopes=_READ,
+            query=AttemptsQuery,
+            problems=known,
+        ),
+    ]
 
 
 def _policies() -> list[Operation]:

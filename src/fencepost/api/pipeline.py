@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from fencepost.api.auth import LOCAL, Authenticator, Caller
-from fencepost.api.context import ClientDisconnected, Operation, RequestContext, Response
+from fencepost.api.context import ClientDisconnected, Operation, RequestContext, Response, StreamResponse
 from fencepost.api.deadline import DeadlineExceeded, DeadlineTimer
 from fencepost.api.dependencies import Dependencies
 from fencepost.api.forwarding import forward_request
@@ -52,15 +52,15 @@ class RequestPipeline:
         self._operation = operation
         self._services = services
         self._authenticator = authenticator
-        waits = "timeout" in operation.query.__struct_fields__
+        waits = not {"timeout", "wait"}.isdisjoint(operation.query.__struct_fields__)
         self._deadline = DeadlineTimer(RESPONSE_TIMEOUT_S + (MAX_WAIT_S if waits else 0))
 
-    async def __call__(self, request: IncomingRequest) -> EncodedResponse:
+    async def __call__(self, request: IncomingRequest) -> EncodedResponse | StreamResponse:
         try:
             if not self._operation.bounds_itself:
                 return await self._deadline.run(self._respond(request))
             call = await self._deadline.run(self._build_context(request))
-            return encode_response(await self._operation.handler(call))
+            return _encoded(await self._operation.handler(call))
         except ClientDisconnected:
             return EncodedResponse(CLIENT_CLOSED_REQUEST, {}, b"", None)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a response, unforeseen ones are logged
@@ -68,8 +68,8 @@ class RequestPipeline:
                 return encode_response(self._operation.present_error(error, self._services))
             return error_response(error, self._services)
 
-    async def _respond(self, request: IncomingRequest) -> EncodedResponse:
-        return encode_response(await self._operation.handler(await self._build_context(request)))
+    async def _respond(self, request: IncomingRequest) -> EncodedResponse | StreamResponse:
+        return _encoded(await self._operation.handler(await self._build_context(request)))
 
     async def _build_context(self, request: IncomingRequest) -> RequestContext:
         """Authenticate, check scopes and parse; return the context for the handler."""
@@ -105,6 +105,10 @@ class RequestPipeline:
         return caller
 
 
+def _encoded(reply: Response | StreamResponse) -> EncodedResponse | StreamResponse:
+    return encode_response(reply) if isinstance(reply, Response) else reply
+
+
 def encode_response(reply: Response) -> EncodedResponse:
     return EncodedResponse(reply.status, reply.headers, _encode(reply.body), reply.media_type)
 
@@ -115,7 +119,8 @@ def _body(operation: Operation, body: bytes) -> object:
     return body if operation.decodes_itself else decode(body, operation.body)
 
 
-def _problem(error: Exception, services: Dependencies) -> ApiError:
+def problem_of(error: Exception, services: Dependencies) -> ApiError:
+    """Return the problem for an error; unexpected errors are logged."""
     if isinstance(error, DeadlineExceeded):
         return ApiError("busy", "the request was not completed in time", retry_after_s=RETRY_AFTER_S)
     known = expected_problem(error)
@@ -131,6 +136,6 @@ def _problem(error: Exception, services: Dependencies) -> ApiError:
 
 def error_response(error: Exception, services: Dependencies) -> EncodedResponse:
     """Return the problem response for an error; unexpected errors are logged."""
-    problem = _problem(error, services)
+    problem = problem_of(error, services)
     body = _encode(problem.problem)
     return EncodedResponse(problem.problem.status, problem.headers, body, "application/problem+json")

@@ -93,6 +93,15 @@ KINDS: dict[str, Kind] = {
     "tx_not_found": Kind(404, "The transaction does not exist", "Check the id, the request id or the hash."),
     "command_not_found": Kind(404, "The operator command does not exist", "Check the id."),
     "signer_not_found": Kind(404, "The signer does not exist", "See GET /api/v1/signers."),
+    "subscription_not_found": Kind(
+        404, "The subscription does not exist", "See GET /api/v1/subscriptions; a key sees its own only."
+    ),
+    "event_not_found": Kind(
+        404, "The event does not exist", "Use the id of an event that matches the subscription."
+    ),
+    "too_many_subscriptions": Kind(
+        409, "The key has too many subscriptions", "Delete one, or raise events.max_subscriptions_per_key."
+    ),
     "events_expired": Kind(
         410,
         "Events after the cursor were removed",

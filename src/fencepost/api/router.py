@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fencepost.api.context import StreamResponse
 from fencepost.api.pipeline import EncodedResponse
 from fencepost.api.problems import ApiError
 from fencepost.api.request import IncomingRequest
 
 MAX_SHOWN_PATH_CHARS = 200
 
-Endpoint = Callable[[IncomingRequest], Awaitable[EncodedResponse]]
+Endpoint = Callable[[IncomingRequest], Awaitable[EncodedResponse | StreamResponse]]
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 

@@ -389,6 +389,9 @@ async def _price(lane: Lane, batch: list[ManagedTx]) -> tuple[list[Priced], int]
             priced.append(Priced(tx, gas, fees))
     if refusals:
         await lane.commit(refusals, op="refuse")
+    if priced:
+        first = priced[0]
+        await funds.record_low_balance(lane, funds.cost_wei(first.tx, first.gas, first.fees))
     return await _affordable(lane, priced), len(refusals)
 
 

@@ -19,7 +19,7 @@ from fencepost.application.lane_parts import UNLIMITED_WEI, Funds
 from fencepost.domain import transaction_state
 from fencepost.domain.states import SubState
 from fencepost.domain.transaction import Fees
-from fencepost.domain.transaction_state import Attempt, Kind, ManagedTx, Purpose
+from fencepost.domain.transaction_state import Attempt, JournalEntry, Kind, ManagedTx, Purpose
 from fencepost.errors import RpcError
 
 # How long the queue waits when the account can't pay for its head; shorter if only transactions in flight use the balance.
@@ -69,6 +69,31 @@ async def refresh(lane: Lane) -> None:
     """Read the balance unless the last reading is still valid."""
     if lane.sending.funds is None or not _is_fresh(lane, lane.sending.funds):
         await read(lane)
+
+
+async def record_low_balance(lane: Lane, next_cost_wei: int) -> None:
+    """Record in the journal that the balance is below the threshold, once until it has recovered.
+
+    If the lease holder dies before the commit, nothing is recorded, and the next one does it. The next one also repeats
+    what an earlier one has recorded, because only memory knows of it.
+    """
+    settings, sending = lane.settings, lane.sending
+    threshold_wei = max(settings.low_balance_wei, settings.low_balance_transactions * next_cost_wei)
+    if not threshold_wei or sending.funds is None:
+        return
+    left_wei = sending.funds.left_wei
+    if left_wei >= threshold_wei:
+        sending.is_balance_low = False
+        return
+    if sending.is_balance_low:
+        return
+    detail = {
+        "reason": f"{left_wei} wei are left, and the threshold is {threshold_wei} wei",
+        "balanceWei": str(sending.funds.balance_wei),
+        "thresholdWei": str(threshold_wei),
+    }
+    await lane.commit(entries=[JournalEntry("LowBalance", detail)], op="low_balance")
+    sending.is_balance_low = True
 
 
 async def wait_for_funds(lane: Lane, tx: ManagedTx, needed_wei: int, *, node_text: str = "") -> None:

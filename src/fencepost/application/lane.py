@@ -104,6 +104,8 @@ class LaneSettings:
     bump_enabled: bool = False
     bump_percent: int = 10
     bump_after_resubmits: int = 3
+    low_balance_wei: int = 0
+    low_balance_transactions: int = 0
     gas_factor: float = 1.2
     tx_gas_max: int | None = 2**24  # EIP-7825; None: the chain has no such limit
     refuse_reverting: bool = True

@@ -168,6 +168,7 @@ class SendState:
     quoted: tuple[float, Fees] | None = None
     signed_ahead: tuple[UnsignedTx, SignedTx] | None = None  # the next transaction, if nothing changes before
     funds: Funds | None = None  # the last reading of the balance: `funds.py`
+    is_balance_low: bool = False  # and recorded, by this lease holder
     short_of_funds: UUID | None = None  # the request that the balance did not cover
     # The request whose gas estimate endpoints reject, and how often.
     refused_estimates: tuple[UUID | None, int] = (None, 0)

@@ -27,6 +27,7 @@ from fencepost.api.dependencies import (
     NodeInfo,
     Signers,
     SignerSettings,
+    WebhookSettings,
 )
 from fencepost.bootstrap.node import RunningNode
 from fencepost.domain.ids import Address
@@ -43,6 +44,7 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         tx_waiter=running.tx_waiter,
         reader=PostgresReader(pool),
         events_log=running.events,
+        subscriptions=running.subscriptions,
         explainer=running.explainer,
         commands=PostgresCommands(pool, node=name),
         keys=PostgresKeyStore(pool, node=name),
@@ -66,7 +68,18 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         ),
         cluster=_cluster(running),
         settings=_api_settings(running.settings),
+        webhooks=_webhooks(running),
         nonces=running.nonces,
+    )
+
+
+def _webhooks(running: RunningNode) -> WebhookSettings:
+    events = running.settings.events
+    return WebhookSettings(
+        max_per_key=events.max_subscriptions_per_key,
+        allow_private=events.webhook.allow_private,
+        secret_overlap_s=events.webhook.secret_overlap_s,
+        send=running.webhook_sender,
     )
 
 
@@ -109,6 +122,7 @@ def _api_settings(settings: Settings) -> ApiSettings:
         host=settings.api.host,
         auth=settings.api.auth,
         max_waits_per_key=settings.api.max_waits_per_key,
+        max_streams_per_key=settings.api.max_streams_per_key,
         expose_nonce=settings.api.expose_nonce,
         events=settings.events.mode,
         accepting_nodes=settings.api.intake,

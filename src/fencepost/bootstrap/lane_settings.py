@@ -50,6 +50,8 @@ def lane_settings_for(settings: Settings, of_signer: SignerSettings) -> LaneSett
         bump_enabled=bump.enabled,
         bump_percent=bump.percent,
         bump_after_resubmits=bump.after_resubmits,
+        low_balance_wei=settings.funds.low_balance_wei,
+        low_balance_transactions=settings.funds.low_balance_transactions,
         gas_factor=settings.gas.estimate_factor,
         tx_gas_max=settings.gas.tx_max or None,
         refuse_reverting=settings.gas.refuse_reverting,

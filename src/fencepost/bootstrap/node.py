@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.http.forward import HttpForward
+from fencepost.adapters.http.webhooks import WebhookSender
 from fencepost.adapters.postgres.database import (
     DatabaseHistory,
     Pools,
@@ -25,6 +26,7 @@ from fencepost.adapters.postgres.notifier import Notifier
 from fencepost.adapters.postgres.policies import PostgresPolicies
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.adapters.postgres.query_reader import PostgresReader
+from fencepost.adapters.postgres.subscriptions import PostgresSubscriptions
 from fencepost.adapters.signers import KeyRing
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.admission import AdmissionControl
@@ -41,7 +43,13 @@ from fencepost.application.tx_waiter import TxWaiter
 from fencepost.bootstrap.chains import build_chain_view, open_chains, start_chain_views
 from fencepost.bootstrap.cluster import advertised_url, join_cluster, leave, member, open_forwarding
 from fencepost.bootstrap.database import build_ledger, open_database, require_schema
-from fencepost.bootstrap.events import build_event_reader, prune_events
+from fencepost.bootstrap.events import (
+    build_event_reader,
+    build_sender,
+    deliver_webhooks,
+    follow_stable_blocks,
+    prune_events,
+)
 from fencepost.bootstrap.keys import open_keys
 from fencepost.bootstrap.lane_settings import decode_raw, lane_rules, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
@@ -79,6 +87,8 @@ class RunningNode:
     spending: SpendingGuard
     events: EventReader
     explainer: Explainer
+    subscriptions: PostgresSubscriptions
+    webhook_sender: WebhookSender
     nonces: NonceService | None = None  # if nonce_service.enabled
     forward_tokens: ForwardTokens | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
@@ -131,7 +141,7 @@ async def open_node(
         node = _build_node(parts, heads=heads, make_lane=_lane_maker(parts, decide_stuck))
         notifier = _build_notifier(node, pools, dsn)
         running = _build_running(parts, node, notifier, default_chain_id=default_chain_id)
-        await _open_services(running, stack, parts)
+        await _open_services(running, stack, parts, notifier)
         await start_chain_views(parts.views.values())
         async with (
             _listen_for_hints(notifier, within_s=settings.database.connect_timeout_s),
@@ -147,7 +157,7 @@ async def open_node(
                 history=history,
                 url=advertised_url(settings, url=url),
             ) as membership,
-            _run_loops(node, membership, parts.waiter),
+            _run_loops(running, membership),
         ):
             yield running
         with suppress(TimeoutError):  # what hangs there ends with its connection
@@ -313,7 +323,8 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         observer=parts.observer,
         handlers=parts.handlers,
         spending=parts.spending,
-        events=build_event_reader(parts.pools.work, parts.waiter),
+        subscriptions=PostgresSubscriptions(parts.pools.work, node=parts.name),
+        webhook_sender=build_sender(parts.settings),
         explainer=Explainer(
             reader=PostgresReader(parts.pools.work),
             chains=parts.chains,
@@ -324,11 +335,16 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
             node=parts.name,
             is_database_failure=is_failure,
         ),
+        events=build_event_reader(
+            parts.pools.work, parts.waiter, notifier=notifier, tx_events=parts.tx_events
+        ),
     )
 
 
-async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Parts) -> None:
-    """Open the retention of events, and the nonce service and forwarding if the settings ask for them."""
+async def _open_services(
+    running: RunningNode, stack: AsyncExitStack, parts: _Parts, notifier: Notifier
+) -> None:
+    """Open the services beside the lanes: events, webhooks, and the nonce service and forwarding if the settings ask for them."""
     settings, pool = parts.settings, parts.pools.work
     if settings.nonce_service.enabled:
         running.nonces = await stack.enter_async_context(
@@ -341,7 +357,27 @@ async def _open_services(running: RunningNode, stack: AsyncExitStack, parts: _Pa
                 note=parts.observer.note,
             )
         )
-    await stack.enter_async_context(prune_events(running.events, keep_s=settings.events.retention_s))
+    await stack.enter_async_context(
+        follow_stable_blocks(
+            settings, pool=pool, node=parts.name, views=parts.views, on_written=notifier.log_grown
+        )
+    )
+    await stack.enter_async_context(
+        prune_events(running.events, running.subscriptions, keep_s=settings.events.retention_s)
+    )
+    stack.push_async_callback(running.webhook_sender.close)
+    await stack.enter_async_context(
+        deliver_webhooks(
+            settings,
+            pool=pool,
+            events=running.events,
+            subscriptions=running.subscriptions,
+            sender=running.webhook_sender,
+            clock=parts.clock,
+            holder=parts.incarnation,
+            node=parts.name,
+        )
+    )
     running.forward_tokens, running.forward = open_forwarding(settings, pool)
     if running.forward is not None:
         stack.push_async_callback(running.forward.close)
@@ -355,13 +391,14 @@ async def _listen_for_hints(notifier: Notifier, *, within_s: float) -> AsyncIter
 
 
 @asynccontextmanager
-async def _run_loops(node: Node, membership: Membership, waiting: TxWaiter) -> AsyncIterator[None]:
+async def _run_loops(running: RunningNode, membership: Membership) -> AsyncIterator[None]:
     """Run the node's loops until the body ends; then end all waits, finish the steps and release the leases."""
-    async with background_task(node.run(), name="node") as work:
+    async with background_task(running.node.run(), name="node") as work:
         try:
             yield
         finally:
-            waiting.stop()
+            running.tx_waiter.stop()
+            running.events.hint()  # the readers end, too
             await leave(membership)
-            await node.stop()
+            await running.node.stop()
             await work

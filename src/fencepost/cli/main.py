@@ -23,6 +23,7 @@ _COMMANDS = {
     "status": "fencepost.cli.status:status",
     "signer": "fencepost.cli.signer:signer",
     "events": "fencepost.cli.events:events",
+    "subscription": "fencepost.cli.subscription:subscription",
     "command": "fencepost.cli.command:command",
     "nonce": "fencepost.cli.nonce:nonce",
     "nodes": "fencepost.cli.nodes:nodes",

@@ -109,7 +109,7 @@ async def _node(
         limits = ConnectionLimits(
             max_connections=settings.api.max_connections, max_per_peer=settings.api.max_connections_per_peer
         )
-        async with serve(create_app(services), *listeners, limits=limits):
+        async with serve(create_app(services), *listeners, limits=limits, allow_websockets=True):
             yield
 
     async with open_node(

@@ -16,6 +16,7 @@ from fencepost.client.amounts import wei
 from fencepost.client.endpoints import CommandOptions
 from fencepost.client.sync_client import Client
 from fencepost.client.types import Milestone, SendParams
+from fencepost.client.webhooks import verify_webhook
 from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.responses import (
     CommandOut,
@@ -29,12 +30,14 @@ from fencepost.schemas.responses import (
     TxOut,
     VersionOut,
 )
+from fencepost.schemas.subscriptions import AttemptOut, ReplayOut, SubscriptionOut
 
 if TYPE_CHECKING:
     from fencepost.client.async_client import AsyncClient
 
 __all__ = [
     "AsyncClient",
+    "AttemptOut",
     "Client",
     "ClusterStatusOut",
     "CommandOptions",
@@ -47,11 +50,14 @@ __all__ = [
     "NonceOut",
     "NonceStatusOut",
     "NoncesOut",
+    "ReplayOut",
     "SendParams",
     "SignerOut",
+    "SubscriptionOut",
     "TxOut",
     "VersionOut",
     "errors",
+    "verify_webhook",
     "wei",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypedDict, TypeVar, Unpack
@@ -32,6 +32,14 @@ from fencepost.schemas.responses import (
     TxOut,
     TxPage,
     VersionOut,
+)
+from fencepost.schemas.subscriptions import (
+    AttemptOut,
+    AttemptsOut,
+    DeletedOut,
+    ReplayOut,
+    SubscriptionOut,
+    SubscriptionsOut,
 )
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -345,6 +353,103 @@ class Endpoints:
         return self._command(
             f"/signers/{_quoted(address)}/unprotect", options, decision=decision, chainId=chain_id
         )
+
+    # ---- subscriptions
+
+    def create_subscription(
+        self,
+        url: str | None = None,
+        *,
+        type: Literal["webhook", "websocket"] = "webhook",  # noqa: A002 - the API's word
+        types: Sequence[str] | None = None,
+        signers: Sequence[str] | None = None,
+        tags: Sequence[str] = (),
+        chain_id: int | None = None,
+        start: str = "now",
+        ordered: Literal["none", "signer"] = "none",
+        on_error: Literal["block", "skip"] = "block",
+    ) -> Steps[SubscriptionOut]:
+        """Create a subscription of this API key. Its `secret` is shown once: store it.
+
+        A creation has no id, so it is not repeated once a node may have received it.
+        """
+        body = {
+            "type": type,
+            "url": url,
+            "filter": {"types": types, "signers": signers, "tags": list(tags), "chainId": chain_id},
+            "start": start,
+            "ordered": ordered,
+            "onError": on_error,
+        }
+        call = ClientCall("POST", "/subscriptions", [], msgspec.json.encode(body), is_repeatable=False)
+        return decode((yield from self.retry.call(call)), SubscriptionOut)
+
+    def subscriptions(self) -> Steps[list[SubscriptionOut]]:
+        """Return the subscriptions of this API key."""
+        return (yield from self._get("/subscriptions", SubscriptionsOut)).items
+
+    def subscription(self, subscription_id: str) -> Steps[SubscriptionOut]:
+        """Return a subscription."""
+        return self._get(f"/subscriptions/{_quoted(subscription_id)}", SubscriptionOut)
+
+    def pause_subscription(self, subscription_id: str) -> Steps[SubscriptionOut]:
+        """Stop the deliveries of a subscription; the log keeps its events."""
+        return self._change(subscription_id, "pause", SubscriptionOut)
+
+    def resume_subscription(
+        self, subscription_id: str, *, start: str | None = None
+    ) -> Steps[SubscriptionOut]:
+        """Start the deliveries again, at the checkpoint or from a new start."""
+        return self._change(subscription_id, "resume", SubscriptionOut, {"start": start})
+
+    def delete_subscription(self, subscription_id: str) -> Steps[DeletedOut]:
+        """Delete a subscription with its deliveries and attempts."""
+        call = ClientCall("DELETE", f"/subscriptions/{_quoted(subscription_id)}", [])
+        return decode((yield from self.retry.call(call)), DeletedOut)
+
+    def rotate_secret(self, subscription_id: str) -> Steps[SubscriptionOut]:
+        """Get a new `secret`, shown once. For a while the former one signs, too."""
+        return self._change(subscription_id, "rotate-secret", SubscriptionOut, is_repeatable=False)
+
+    def test_subscription(self, subscription_id: str) -> Steps[AttemptOut]:
+        """Send a test event now, and return what the endpoint answered."""
+        return self._change(subscription_id, "test", AttemptOut, is_repeatable=False)
+
+    def replay(
+        self,
+        subscription_id: str,
+        *,
+        event: str | None = None,
+        after: str | None = None,
+        until: str | None = None,
+        failed_since: datetime | None = None,
+    ) -> Steps[ReplayOut]:
+        """Send again: one event, the events after one up to another, or everything that was given up since a time."""
+        body = {"event": event, "after": after, "until": until, "failedSince": failed_since}
+        return self._change(subscription_id, "replay", ReplayOut, body)
+
+    def attempts(
+        self, subscription_id: str, *, failed: bool = False, limit: int = 100
+    ) -> Steps[list[AttemptOut]]:
+        """Return the newest attempts to deliver, newest first."""
+        path = f"/subscriptions/{_quoted(subscription_id)}/attempts"
+        query = {"failed": "true" if failed else None, "limit": limit}
+        return (yield from self._get(path, AttemptsOut, **query)).items
+
+    def _change(
+        self,
+        subscription_id: str,
+        verb: str,
+        wanted: type[A],
+        body: Mapping[str, object] | None = None,
+        *,
+        is_repeatable: bool = True,
+    ) -> Steps[A]:
+        path = f"/subscriptions/{_quoted(subscription_id)}/{verb}"
+        given = {name: value for name, value in (body or {}).items() if value is not None}
+        encoded = None if body is None else msgspec.json.encode(given)
+        call = ClientCall("POST", path, [], encoded, is_repeatable=is_repeatable)
+        return decode((yield from self.retry.call(call)), wanted)
 
     # ---- nonce service, for callers that send their transactions themselves
 

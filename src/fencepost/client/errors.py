@@ -16,6 +16,7 @@ ClientError
 │   └── ServerFault         … the node failed with an internal error
 ├── Unreachable             no node answered; `sent` is true if the last call may have arrived
 ├── BadResponse             the response does not come from a Fencepost node
+├── WebhookInvalid          `verify_webhook` rejects a webhook: forged, changed or too old
 └── NotReached              the time to wait is over; `tx` is the transaction's current state, and it continues
 
 `request_id` is set on every error of a `send`: sending again with it can't create a second transaction. `outcome_unknown`
@@ -49,6 +50,12 @@ class ClientError(errors.FencepostError):
         copy.__dict__.update(self.__dict__)
         copy.request_id = request_id
         return copy
+
+
+class WebhookInvalid(ClientError, ValueError):
+    """The webhook was not signed with the secret, was changed, or is too old."""
+
+    code = "webhook_invalid"
 
 
 class RequestRejected(ClientError):

@@ -70,7 +70,7 @@ class LogEntry:
 
     place: Place
     at: datetime
-    chain_id: int
+    chain_id: int  # 0: the entry concerns no chain
     address: Address | None
     tx_id: UUID | None
     event: str

@@ -1,6 +1,8 @@
 """Read events for one caller: filter them, and wait for new ones.
 
-Waiting polls: one task per process asks for the newest place while at least one caller waits, however many callers wait.
+One task per process asks for the newest place while at least one caller waits, however many callers wait. A hint makes it
+ask at once; polling is the truth, so a lost hint costs at most `POLL_INTERVAL_S`. A hint may come before its entries can
+be read, because an older database transaction still runs: the task then asks again soon, and less and less often.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fencepost.domain.ids import Address
-from fencepost.events.log import BEGINNING, EventLog, Place
+from fencepost.events.log import BEGINNING, EventLog, LogPage, Place
 from fencepost.events.types import Event, EventType, events_of
 
-POLL_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 1.0
+HINT_RETRY_S = 0.02  # the first pause after a hint; each further one is twice as long
 MAX_EVENTS = 500
 
 
@@ -69,8 +72,16 @@ class EventReader:
     read_tags: ReadTags = no_tags
     poll_interval_s: float = POLL_INTERVAL_S
     is_stopped: Callable[[], bool] = lambda: False
+    on_waiting: Callable[[], object] = lambda: None  # called again and again while callers wait
     _waiting: set[asyncio.Event] = field(default_factory=set)
     _poller: asyncio.Task[None] | None = None
+    _hinted: asyncio.Event = field(default_factory=asyncio.Event)
+    _shared_reads: dict[Place, asyncio.Task[LogPage]] = field(default_factory=dict)  # that have not begun
+
+    def hint(self) -> None:
+        """Look for new events now, if a caller waits: the log may have grown, or the node stops."""
+        if self._waiting:
+            self._hinted.set()
 
     async def page(
         self, after: Place, wanted: EventFilter = ALL_EVENTS, *, limit: int = MAX_EVENTS
@@ -79,7 +90,9 @@ class EventReader:
 
         `next` equals `after` only at the end of the log.
         """
-        read = await self.log.read(after)
+        return await self._select(await self.log.read(after), after, wanted, limit)
+
+    async def _select(self, read: LogPage, after: Place, wanted: EventFilter, limit: int) -> EventPage:
         events = [
             event
             for entry in read.entries
@@ -104,7 +117,7 @@ class EventReader:
         try:
             while True:
                 moved.clear()
-                page = await self.page(after, wanted, limit=limit)
+                page = await self._select(await self._read_shared(after), after, wanted, limit)
                 left_s = deadline_s - loop.time()
                 if page.events or left_s <= 0 or self.is_stopped():
                     return page
@@ -127,6 +140,24 @@ class EventReader:
                 yield event
             after = page.next
 
+    async def _read_shared(self, after: Place) -> LogPage:
+        """Read the log once for all callers that wait at the same place and were woken together.
+
+        A caller never joins a read that has begun: what woke the caller may have been written after it.
+        """
+
+        async def read() -> LogPage:
+            del self._shared_reads[after]
+            return await self.log.read(after)
+
+        task = self._shared_reads.get(after)
+        if task is None:
+            task = self._shared_reads[after] = asyncio.get_running_loop().create_task(
+                read(), name="event-read"
+            )
+            task.add_done_callback(_retrieve)
+        return await asyncio.shield(task)
+
     def _watch(self, moved: asyncio.Event) -> None:
         self._waiting.add(moved)
         if self._poller is None or self._poller.done():
@@ -134,14 +165,40 @@ class EventReader:
 
     async def _poll(self) -> None:
         """Wake the waiting callers when the log has grown; end when none waits."""
-        seen = BEGINNING
+        seen, pause_s = BEGINNING, self.poll_interval_s
         while self._waiting:
-            try:
-                newest = await self.log.newest()
-            except Exception:  # noqa: BLE001 - the callers read again, and raise what they meet
-                newest = BEGINNING
-            if newest != seen or self.is_stopped():
+            self.on_waiting()
+            newest = await self._newest()
+            has_moved = newest is None or newest != seen
+            if has_moved:
                 for moved in self._waiting:
                     moved.set()
-            seen = newest
-            await asyncio.sleep(self.poll_interval_s)
+            seen = newest or seen
+            pause_s = HINT_RETRY_S if has_moved else min(pause_s * 2, self.poll_interval_s)
+            if await self._hint_came(pause_s):
+                pause_s = HINT_RETRY_S
+
+    async def _newest(self) -> Place | None:
+        """Return the newest place; None if the callers must look for themselves: they stop, or raise what they meet."""
+        if self.is_stopped():
+            return None
+        try:
+            return await self.log.newest()
+        except Exception:  # noqa: BLE001 - the callers read the log, and raise the error
+            return None
+
+    async def _hint_came(self, within_s: float) -> bool:
+        """Wait, and return whether a hint came; hints that come faster than `HINT_RETRY_S` count as one."""
+        await asyncio.sleep(min(HINT_RETRY_S, within_s))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s - HINT_RETRY_S):
+                await self._hinted.wait()
+        came = self._hinted.is_set()
+        self._hinted.clear()
+        return came
+
+
+def _retrieve(task: asyncio.Task[LogPage]) -> None:
+    """Mark the error of a shared read as seen: all its callers may have been cancelled."""
+    if not task.cancelled():
+        task.exception()

@@ -39,9 +39,16 @@ class EventType(StrEnum):
     SIGNER_PROTECTED = "signer.protected"
     SIGNER_UNPROTECTED = "signer.unprotected"
     SIGNER_UNFUNDED = "signer.unfunded"
+    SIGNER_LOW_BALANCE = "signer.low_balance"
     SIGNER_FEE_CAP_REACHED = "signer.fee_cap_reached"
     SIGNER_PAUSED = "signer.paused"
     SIGNER_RESUMED = "signer.resumed"
+    WEBHOOK_DISABLED = "webhook.disabled"
+    WEBHOOK_TEST = "webhook.test"
+    NODE_JOINED = "node.joined"
+    NODE_LEFT = "node.left"
+    BLOCK_STABLE = "block.stable"
+    BLOCK_REORG = "block.reorg"
 
 
 MEANINGS: Final[Mapping[EventType, str]] = {
@@ -61,9 +68,16 @@ MEANINGS: Final[Mapping[EventType, str]] = {
     EventType.SIGNER_PROTECTED: "The signer is in PROTECT: an operator has to decide.",
     EventType.SIGNER_UNPROTECTED: "An operator ended PROTECT.",
     EventType.SIGNER_UNFUNDED: "The signer can't pay for a transaction.",
+    EventType.SIGNER_LOW_BALANCE: "The balance of the signer is below the threshold. Sent again after it has recovered.",
     EventType.SIGNER_FEE_CAP_REACHED: "The fee limits allow no higher price for a transaction.",
     EventType.SIGNER_PAUSED: "An operator paused the signer.",
     EventType.SIGNER_RESUMED: "An operator resumed the signer.",
+    EventType.WEBHOOK_DISABLED: "Fencepost delivers nothing more to a webhook; `reason` says why.",
+    EventType.WEBHOOK_TEST: "A test event, which its owner requested. It is not in the log.",
+    EventType.NODE_JOINED: "A node has joined the cluster.",
+    EventType.NODE_LEFT: "A node has left the cluster; `reason` says how.",
+    EventType.BLOCK_STABLE: "A block has the depth `stable_depth` of its chain; `parentHash` is the stable block before it.",
+    EventType.BLOCK_REORG: "A fork removed stable blocks: `block` is the last common one, `replaced` has those that are gone.",
 }
 
 _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
@@ -89,6 +103,12 @@ _SIMPLE: Final[Mapping[str, tuple[EventType, ...]]] = {
     "Unprotect": (EventType.SIGNER_UNPROTECTED,),
     "Pause": (EventType.SIGNER_PAUSED,),
     "Unpause": (EventType.SIGNER_RESUMED,),
+    "WebhookDisabled": (EventType.WEBHOOK_DISABLED,),
+    "LowBalance": (EventType.SIGNER_LOW_BALANCE,),
+    "NodeJoined": (EventType.NODE_JOINED,),
+    "NodeLeft": (EventType.NODE_LEFT,),
+    "BlockStable": (EventType.BLOCK_STABLE,),
+    "BlockReorg": (EventType.BLOCK_REORG,),
 }
 # Bookkeeping, or the step before an entry that is an event.
 SILENT: Final = frozenset(
@@ -120,7 +140,7 @@ class Event:
     place: Place
     type: EventType
     at: datetime
-    chain_id: int
+    chain_id: int | None  # None: the event concerns no chain
     address: Address | None
     tx_id: UUID | None
     state: State | None
@@ -131,6 +151,14 @@ class Event:
     reason: str | None = None
     tx_hash: str | None = None
     attempt: int | None = None
+    subscription: str | None = None
+    node: str | None = None
+    balance_wei: str | None = None  # decimal text, as every amount of wei
+    threshold_wei: str | None = None
+    missing_wei: str | None = None
+    block: BlockRef | None = None  # of an event about blocks
+    parent_hash: str | None = None
+    depth: int | None = None
 
     @property
     def id(self) -> str:
@@ -179,7 +207,7 @@ def _event(entry: LogEntry, place: Place, kind: EventType) -> Event:
         place=place,
         type=kind,
         at=entry.at,
-        chain_id=entry.chain_id,
+        chain_id=entry.chain_id or None,
         address=entry.address,
         tx_id=entry.tx_id,
         state=entry.state,
@@ -190,6 +218,14 @@ def _event(entry: LogEntry, place: Place, kind: EventType) -> Event:
         reason=_reason(entry),
         tx_hash=detail.get("hash"),
         attempt=detail.get("attempt"),
+        subscription=detail.get("subscription"),
+        node=detail.get("node"),
+        balance_wei=detail.get("balanceWei"),
+        threshold_wei=detail.get("thresholdWei"),
+        missing_wei=detail.get("missingWei"),
+        block=_blocks([detail["at"]])[0] if "at" in detail else None,
+        parent_hash=detail.get("parent"),
+        depth=detail.get("depth"),
     )
 
 

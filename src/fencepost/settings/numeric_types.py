@@ -140,6 +140,38 @@ class Duration(SettingType[float]):
 
 
 @dataclass(frozen=True, slots=True)
+class DurationList(SettingType[tuple[float, ...]]):
+    """Accept a list of durations. The values are in seconds."""
+
+    low_s: float
+    high_s: float
+    max_items: int
+    suffix: ClassVar[str] = "_s"
+
+    @property
+    def allowed(self) -> str:
+        """Describe the allowed values."""
+        return (
+            f"1 to {self.max_items} durations from {duration_text(self.low_s)} to {duration_text(self.high_s)}"
+            " (in a variable or flag: separated by commas)"
+        )
+
+    def from_text(self, text: str) -> object:
+        """Split the text of a variable or a flag at its commas."""
+        return [part.strip() for part in text.split(",")]
+
+    def parse(self, raw: object) -> tuple[float, ...]:
+        """Return the value, or raise ValueError if it is not allowed."""
+        if not isinstance(raw, list) or not 1 <= len(raw) <= self.max_items:
+            raise ValueError("not a list of that length")
+        return tuple(Duration(self.low_s, self.high_s).parse(one) for one in raw)
+
+    def plain(self, value: tuple[float, ...]) -> Plain:
+        """Return the value as a file would have it."""
+        return [duration_text(one) for one in value]
+
+
+@dataclass(frozen=True, slots=True)
 class Gwei(SettingType[int]):
     """Accept a decimal number of Gwei. The value is in wei and never rounded."""
 

@@ -53,7 +53,7 @@ def _entry(row: JournalRow, number: int) -> LogEntry:
         place=Place(row.timeline + 1, number, number),
         at=row.at,
         chain_id=row.signer.chain_id,
-        address=row.signer.address,
+        address=row.signer.address or None,  # empty: the event concerns no signer
         tx_id=row.tx_id,
         event=row.event,
         state=row.state,

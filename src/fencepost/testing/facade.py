@@ -100,6 +100,7 @@ async def open_fencepost(
             yield Fencepost(cast("RunningNode", parts))
         finally:
             running.tx_waiter.stop()
+            running.events.hint()
             await running.node.stop()
             await work
 

@@ -100,7 +100,11 @@ class Node:
                 codec=SimpleNamespace(parse_address=parse_address),
                 cluster=SimpleNamespace(forward_tokens=None),
                 settings=SimpleNamespace(
-                    host="127.0.0.1", auth="open", max_waits_per_key=256, accepting_nodes="any"
+                    host="127.0.0.1",
+                    auth="open",
+                    max_waits_per_key=256,
+                    max_streams_per_key=64,
+                    accepting_nodes="any",
                 ),
                 nonces=None,
             ),

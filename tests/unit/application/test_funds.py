@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -135,3 +136,53 @@ async def test_an_unfunded_request_can_be_cancelled_and_unblocks_the_queue() -> 
     bench.clock.advance(FUNDS_RETRY_S)
     await at.turn()
     assert (bench.state(tx_id), bench.state(behind)) == (State.CANCELLED, State.SUBMITTED)
+
+
+def _low_balance_entries(bench: Bench) -> list[dict[str, object]]:
+    return [dict(row.detail) for row in bench.database.journal if row.event == "LowBalance"]
+
+
+async def test_a_low_balance_is_recorded_once_until_it_has_recovered() -> None:
+    bench = Bench()
+    at = bench.node(replace(QUICK, low_balance_wei=2 * ETHER, state_timeout_s=1.0))
+    for balance_wei, recorded in ((3 * ETHER, 0), (ETHER, 1), (ETHER - 1, 1), (3 * ETHER, 1), (ETHER, 2)):
+        bench.chain.balances[bench.signer.address] = balance_wei
+        tx_id = await _request(bench, 1)
+        bench.clock.advance(5)
+        await at.turn()
+        assert bench.state(tx_id) is State.SUBMITTED  # a low balance stops nothing
+        bench.chain.mine(1)
+        await at.turn()
+        assert len(_low_balance_entries(bench)) == recorded
+    first = _low_balance_entries(bench)[0]
+    assert (first["balanceWei"], first["thresholdWei"]) == (str(ETHER), str(2 * ETHER))
+
+
+async def test_the_threshold_may_be_a_number_of_transactions() -> None:
+    bench = Bench()
+    at = bench.node(replace(QUICK, low_balance_transactions=10))
+    bench.chain.balances[bench.signer.address] = 10 * _gas_wei() - 1
+    await _request(bench, 0)
+    await at.turn()
+    assert [entry["thresholdWei"] for entry in _low_balance_entries(bench)] == [str(10 * _gas_wei())]
+
+
+async def test_the_next_lease_holder_records_a_low_balance_again() -> None:
+    bench = Bench()
+    policy = replace(QUICK, low_balance_wei=2 * ETHER)
+    bench.chain.balances[bench.signer.address] = ETHER
+    for _ in range(2):
+        node = bench.node(policy)
+        await _request(bench, 1)
+        await node.turn()
+        await node.release()
+    assert len(_low_balance_entries(bench)) == 2
+
+
+async def test_without_a_threshold_no_balance_is_low() -> None:
+    bench = Bench()
+    at = bench.node()
+    bench.chain.balances[bench.signer.address] = 2 * _gas_wei()
+    await _request(bench, 1)
+    await at.turn()
+    assert _low_balance_entries(bench) == []

@@ -240,6 +240,7 @@ async def test_prometheus_reads_the_metrics_endpoint() -> None:
         host="127.0.0.1",
         auth="open",
         max_waits_per_key=1,
+        max_streams_per_key=1,
         forward_tokens=None,
         node=SimpleNamespace(version="0", incarnation=uuid4()),
     )

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from fencepost.errors import SettingError
 from fencepost.settings import DECLARED, Settings, load
 from fencepost.settings.display import value_at
-from fencepost.settings.numeric_types import Duration, Gwei, Integer, IntegerOr, Number, duration_text
+from fencepost.settings.numeric_types import (
+    Duration,
+    DurationList,
+    Gwei,
+    Integer,
+    IntegerOr,
+    Number,
+    duration_text,
+)
 from fencepost.settings.types import Choice, Dsn, FilePath, Flag, Secret, SettingType, Text, Url, UrlList
 from unit.settings.loading import ALL, from_environ, from_toml, one_line, refusal_of
 
@@ -35,6 +43,10 @@ BREAKING: dict[type, Callable[[Any], list[str]]] = {
     Duration: lambda kind: [
         *("true", *around(kind.low_s, kind.high_s), f'"{kind.high_s + 1}s"'),
         *('"-1s"', '"10 sec"', '""', "inf", "1e-999999999"),
+    ],
+    DurationList: lambda kind: [
+        *('"5s"', "[]", "[true]", '["-1s"]', f'["{kind.high_s + 1}s"]'),
+        json.dumps(["1s"] * (kind.max_items + 1)),
     ],
     Gwei: lambda kind: [
         *(
@@ -107,6 +119,7 @@ ANOTHER: dict[type, Callable[[Any], tuple[str, object]]] = {
     IntegerOr: lambda kind: (kind.words[0], kind.words[0]),
     Number: lambda kind: (f"{kind.high:g}", kind.high),
     Duration: lambda _: ("1500ms", 1.5),
+    DurationList: lambda _: ("0s, 1500ms", (0.0, 1.5)),
     Gwei: lambda _: ("1.000000001", 1_000_000_001),
     Choice: lambda kind: (kind.choices[-1], kind.choices[-1]),
     Text: lambda kind: ("an.other:one", "an.other:one") if ":" in kind.what else ("other", "other"),

@@ -81,13 +81,13 @@ def _entries(row: Row) -> Iterator[LogEntry]:
     )
     words = list(zip(row["events"], row["states"], strict=True))
     for number, tx_id in enumerate(row["tx_ids"]):
-        address = row["signer"] or row["signers"][number]
+        address = row["signer"] or (row["signers"][number] if row["signers"] else None)
         for position, (event, state) in enumerate(words, start=number * len(words)):
             yield LogEntry(
                 place=Place(row["epoch"], int(row["xid"]), row["id"] + position),
                 at=row["at"],
                 chain_id=row["chain_id"],
-                address=Address(address),
+                address=Address(address) if address else None,
                 tx_id=tx_id,
                 event=event,
                 state=State(state) if state else None,

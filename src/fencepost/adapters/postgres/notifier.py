@@ -1,7 +1,8 @@
 """Send hints between nodes with LISTEN/NOTIFY. Hints only save time; polling is the truth.
 
-There are three kinds: a signer has work (`chain:address`), a signer's lease was released (`!chain:address`), and the list
-of nodes has changed (`@`).
+A signer has work (`chain:address`), a signer's lease was released (`!chain:address`), the list of nodes has changed (`@`),
+callers of a node wait for events (`?name`), and the event log has grown (`+`). A node sends the last one only while callers
+of another node wait: without readers, commits notify of no events.
 
 A lost notification costs at most one polling interval, so nothing retries or waits for one. Hints within `COALESCE_S` are
 sent as one notification.
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from uuid import uuid4
 
 import asyncpg
 
@@ -33,6 +37,10 @@ MAX_PENDING = 5_000
 _MAX_WORDS = 100  # words per notification: PostgreSQL limits the payload to 8,000 bytes
 _FREED = "!"
 _MEMBERS = "@"
+_GROWN = "+"
+_READERS = "?"
+READERS_INTERVAL_S = 5.0  # between two notifications that callers wait
+READERS_LIFE_S = 3 * READERS_INTERVAL_S
 
 
 class Notifier:
@@ -63,6 +71,13 @@ class Notifier:
         self._on_requested = on_requested or (lambda signer, *_: on_hint(signer))
         self._on_freed = on_freed
         self.on_members = on_members
+        self.on_log_growth: Callable[[], object] = lambda: None
+        self._own_name = uuid4().hex[
+            :12
+        ]  # marks this process's notifications, which PostgreSQL also delivers here
+        self._readers_until_s = -math.inf  # until when callers of other nodes wait for events
+        self._readers_told_s = -math.inf
+        self._words: set[str] = set()  # to be sent beside hints about signers
         self._pending: set[Signer] = set()
         self._has_pending = asyncio.Event()
         self._is_listening = asyncio.Event()
@@ -70,13 +85,32 @@ class Notifier:
 
     def hint(self, signer: Signer) -> None:
         """Notify this process at once; notify the other nodes soon unless this process holds the lease."""
+        self.log_grown()
         if self._on_hint(signer) is not True:
             self._queue_hint(signer)
 
     def requested(self, signer: Signer, arrived: Sequence[ManagedTx], behind: Collection[int]) -> None:
         """Do as `hint`, for requests that were just stored."""
+        self.log_grown()
         if self._on_requested(signer, arrived, behind) is not True:
             self._queue_hint(signer)
+
+    def log_grown(self) -> None:
+        """Wake the readers of the event log: those of this process at once, those of other nodes soon."""
+        self.on_log_growth()
+        if self._readers_until_s > time.monotonic():
+            self._queue_word(_GROWN)
+
+    def readers_wait(self) -> None:
+        """Tell the other nodes, now and then, that callers of this node wait for events."""
+        now_s = time.monotonic()
+        if now_s >= self._readers_told_s + READERS_INTERVAL_S:
+            self._readers_told_s = now_s
+            self._queue_word(_READERS + self._own_name)
+
+    def _queue_word(self, word: str) -> None:
+        self._words.add(word)
+        self._has_pending.set()
 
     def _queue_hint(self, signer: Signer) -> None:
         if len(self._pending) < MAX_PENDING:
@@ -118,7 +152,8 @@ class Notifier:
             await asyncio.sleep(COALESCE_S)
             self._has_pending.clear()
             signers, self._pending = sorted(self._pending), set()
-            await self._notify(self._pool, [str(signer) for signer in signers])
+            words, self._words = sorted(self._words), set()
+            await self._notify(self._pool, [*(str(signer) for signer in signers), *words])
 
     async def _listen(self) -> None:
         while True:
@@ -157,6 +192,13 @@ class Notifier:
         for word in str(payload).split():
             if word == _MEMBERS:
                 self.on_members()
+                continue
+            if word == _GROWN:
+                self.on_log_growth()
+                continue
+            if word.startswith(_READERS):
+                if word != _READERS + self._own_name:
+                    self._readers_until_s = time.monotonic() + READERS_LIFE_S
                 continue
             handle = self._on_freed if word.startswith(_FREED) else self._on_hint
             chain_id, _, address = word.removeprefix(_FREED).partition(":")

@@ -16,7 +16,7 @@ from typing import Literal
 
 from fencepost.domain.ids import Address
 from fencepost.settings.fields import Declared, declared_in, setting
-from fencepost.settings.numeric_types import Duration, Gwei, Integer, IntegerOr, Number
+from fencepost.settings.numeric_types import Duration, DurationList, Gwei, Integer, IntegerOr, Number
 from fencepost.settings.schema.cluster import AdmissionSettings, MetricsSettings, RoutingSettings
 from fencepost.settings.schema.nonce_service import NonceScheme, NonceServiceSettings
 from fencepost.settings.types import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
@@ -260,6 +260,24 @@ class FeeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FundsSettings:
+    """Configure when the balance of a signer is reported as low."""
+
+    low_balance_wei: int = setting(
+        Gwei(0, 10**30),
+        "0",
+        "The balance, in Gwei, below which the event signer.low_balance is recorded; 0: never. Transactions in flight count as"
+        " spent.",
+    )
+    low_balance_transactions: int = setting(
+        Integer(0, 1_000_000),
+        0,
+        "The event signer.low_balance is also recorded if the balance pays for fewer transactions like the next one than this;"
+        " 0: never.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Gas:
     """Configure gas limits and dry runs."""
 
@@ -299,6 +317,40 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    """Configure the delivery of events to webhooks."""
+
+    allow_private: bool = setting(
+        Flag(),
+        False,
+        "Whether webhooks may reach loopback, private and link-local addresses, and use http without TLS.",
+    )
+    timeout_s: float = setting(
+        Duration(0.1, 5 * _MINUTE_S), "15s", "How long an endpoint may take to answer."
+    )
+    retry_delays_s: tuple[float, ...] = setting(
+        DurationList(0, 30 * _DAY_S, 20),
+        ["0s", "5s", "5m", "30m", "2h", "5h", "10h", "14h", "20h", "24h"],
+        "The pauses before each attempt to deliver an event; a random part of up to 20 % is added. After the last attempt the event"
+        " is given up, except with ordered: signer and onError: block.",
+    )
+    skip_after: int = setting(
+        Integer(1, 20),
+        3,
+        "With ordered: signer and onError: skip, how many failed attempts it takes until the next event of the signer is sent.",
+    )
+    disable_after_s: float = setting(
+        Duration(1, 365 * _DAY_S),
+        "120h",
+        "How long an endpoint may only fail until its subscription is disabled.",
+    )
+    secret_overlap_s: float = setting(
+        Duration(0, 30 * _DAY_S), "24h", "How long the former secret still signs after a rotation."
+    )
+    max_in_flight: int = setting(Integer(1, 100), 10, "How many requests one endpoint gets at the same time.")
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """Configure how a node learns of new blocks, and how long it keeps events."""
 
@@ -313,6 +365,10 @@ class Events:
         "How long events are kept: the journal of ended transactions, which is also their history. Live transactions keep"
         " theirs.",
     )
+    max_subscriptions_per_key: int = setting(
+        Integer(0, 10_000), 20, "How many subscriptions one API key may have; 0 allows none."
+    )
+    webhook: Webhook = field(default_factory=Webhook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +422,11 @@ class Api:
         Flag(),
         False,
         "Whether /readyz fails while no endpoint of a chain answers. If off, it fails only without the database.",
+    )
+    max_streams_per_key: int = setting(
+        Integer(1, 100_000),
+        64,
+        "How many event streams per API key may be open at a node at the same time; callers without a key share one limit.",
     )
     intake: Literal["any", "leader"] = setting(
         Choice(("any", "leader")),
@@ -446,6 +507,12 @@ class ChainSettings:
     poll_interval_s: float = setting(
         Duration(0.01, 10 * _MINUTE_S), "1s", "How often the endpoints are polled for new blocks."
     )
+    stable_depth: int = setting(
+        Integer(0, 10_000),
+        0,
+        "The event block.stable is recorded for each block with so many blocks above it, and block.reorg if a fork removes one;"
+        " 0: no events about blocks.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +562,7 @@ class Settings:
     resubmit: Resubmit = field(default_factory=Resubmit)
     confirmations: Confirmations = field(default_factory=Confirmations)
     fees: FeeSettings = field(default_factory=FeeSettings)
+    funds: FundsSettings = field(default_factory=FundsSettings)
     gas: Gas = field(default_factory=Gas)
     lanes: Lanes = field(default_factory=Lanes)
     history: History = field(default_factory=History)

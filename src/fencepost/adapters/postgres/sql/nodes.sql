@@ -1,36 +1,91 @@
 -- name: node_join
 -- Register this process under a node name, if the name is new, its row has expired, or the given incarnation that holds it has
--- sent no heartbeat since the given time.
+-- sent no heartbeat since the given time. The journal gets an entry, and one for the process that had the name and did not leave.
 -- unfenced: no signer's record; the table only decides which node tries first to acquire a lease
-INSERT INTO fencepost_node AS n
-       (node_id, incarnation, url, mode, serves, version, started_at, heartbeat_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp(),
-        clock_timestamp() + make_interval(secs => $7))
-    ON CONFLICT (node_id) DO UPDATE
-   SET incarnation = excluded.incarnation, url = excluded.url, mode = excluded.mode, serves = excluded.serves,
-       version = excluded.version, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
-       expires_at = excluded.expires_at
- WHERE n.incarnation = excluded.incarnation
-    OR n.expires_at < clock_timestamp()
-    OR (n.incarnation = $8 AND n.heartbeat_at = $9)
-RETURNING n.node_id
+WITH earlier AS (
+  SELECT o.incarnation, o.expires_at > '-infinity' AS is_present
+    FROM fencepost_node o
+   WHERE o.node_id = $1
+     FOR UPDATE
+), joined AS (
+  INSERT INTO fencepost_node AS n
+         (node_id, incarnation, url, mode, serves, version, started_at, heartbeat_at, expires_at)
+  SELECT $1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp(),
+         clock_timestamp() + make_interval(secs => $7)
+    FROM (SELECT count(*) FROM earlier) AS locked -- so that the earlier row is read before it is replaced
+      ON CONFLICT (node_id) DO UPDATE
+     SET incarnation = excluded.incarnation, url = excluded.url, mode = excluded.mode, serves = excluded.serves,
+         version = excluded.version, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
+         expires_at = excluded.expires_at
+   WHERE n.incarnation = excluded.incarnation
+      OR n.expires_at < clock_timestamp()
+      OR (n.incarnation = $8 AND n.heartbeat_at = $9)
+  RETURNING n.node_id
+), noted AS (
+  INSERT INTO journal_batch (chain_id, tx_ids, events, states, details, node)
+  SELECT 0, '{NULL}', ARRAY[e.name], '{NULL}', json_build_array(json_build_object('node', $1::text, 'reason', e.reason)), $1
+    FROM joined
+   CROSS JOIN (SELECT 1 AS position, 'NodeLeft' AS name, 'another process took its name' AS reason
+                 FROM earlier
+                WHERE is_present AND incarnation <> $2
+                UNION ALL
+               SELECT 2, 'NodeJoined', NULL
+                WHERE NOT EXISTS (SELECT 1 FROM earlier WHERE is_present AND incarnation = $2)) AS e
+   ORDER BY e.position
+)
+SELECT node_id FROM joined
 
 -- name: node_beat
--- Record a heartbeat; no row means that another process has taken the name.
--- unfenced: no signer's record; bound to the process by its incarnation
-UPDATE fencepost_node
-   SET heartbeat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $3),
-       silent_chains = $4
- WHERE node_id = $1 AND incarnation = $2
-RETURNING node_id
+-- Record a heartbeat; no row means that another process has taken the name. Mark the nodes whose heartbeats have stopped: the first
+-- node that sees it writes the journal entry. A marked node whose heartbeats return has joined again.
+-- unfenced: no signer's record; bound to the process by its incarnation, or only marks rows that have expired
+WITH earlier AS (
+  SELECT o.expires_at > '-infinity' AS is_present
+    FROM fencepost_node o
+   WHERE o.node_id = $1 AND o.incarnation = $2
+     FOR UPDATE
+), beaten AS (
+  UPDATE fencepost_node
+     SET heartbeat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $3),
+         silent_chains = $4
+   WHERE node_id = $1 AND incarnation = $2 AND EXISTS (SELECT 1 FROM earlier)
+  RETURNING node_id
+), expired AS (
+  SELECT o.node_id, o.incarnation
+    FROM fencepost_node o
+   WHERE o.node_id <> $1 AND o.expires_at < clock_timestamp() AND o.expires_at > '-infinity'
+   ORDER BY o.node_id
+   LIMIT 100
+     FOR UPDATE SKIP LOCKED
+), lost AS (
+  UPDATE fencepost_node n
+     SET expires_at = '-infinity'
+    FROM expired e
+   WHERE n.node_id = e.node_id AND n.incarnation = e.incarnation
+  RETURNING n.node_id
+), noted AS (
+  INSERT INTO journal_batch (chain_id, tx_ids, events, states, details, node)
+  SELECT 0, '{NULL}', ARRAY[e.name], '{NULL}', json_build_array(json_build_object('node', e.node_id, 'reason', e.reason)), $1
+    FROM (SELECT node_id, 'NodeLeft' AS name, 'its heartbeats stopped' AS reason FROM lost
+           UNION ALL
+          SELECT b.node_id, 'NodeJoined', 'its heartbeats returned' FROM beaten b WHERE NOT (SELECT is_present FROM earlier)) AS e
+)
+SELECT node_id FROM beaten
 
 -- name: node_leave
--- Release the node name.
+-- Release the node name, and record it in the journal.
 -- unfenced: no signer's record; bound to the process by its incarnation
-UPDATE fencepost_node
-   SET expires_at = '-infinity'
- WHERE node_id = $1 AND incarnation = $2
-RETURNING node_id
+WITH gone AS (
+  UPDATE fencepost_node
+     SET expires_at = '-infinity'
+   WHERE node_id = $1 AND incarnation = $2 AND expires_at > '-infinity'
+  RETURNING node_id
+), noted AS (
+  INSERT INTO journal_batch (chain_id, tx_ids, events, states, details, node)
+  SELECT 0, '{NULL}', '{NodeLeft}', '{NULL}', json_build_array(json_build_object('node', node_id, 'reason', 'it was stopped')), $1
+    FROM gone
+)
+SELECT node_id FROM gone
 
 -- name: nodes_forget
 -- Delete nodes whose last heartbeat is more than seven days old.
