@@ -272,6 +272,18 @@ class Gas:
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """Configure how errors of endpoints are classified."""
+
+    file: str = setting(
+        FilePath(),
+        "",
+        "A TOML file with own [[rules]] for error texts of endpoints, which are tried before the shipped ones;"
+        " `fencepost errors test` shows their effect.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Lanes:
     """Limit the work of a node's lanes."""
 
@@ -474,6 +486,7 @@ class Settings:
     confirmations: Confirmations = field(default_factory=Confirmations)
     fees: FeeSettings = field(default_factory=FeeSettings)
     gas: Gas = field(default_factory=Gas)
+    errors: Errors = field(default_factory=Errors)
     lanes: Lanes = field(default_factory=Lanes)
     history: History = field(default_factory=History)
     events: Events = field(default_factory=Events)
