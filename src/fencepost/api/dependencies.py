@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -12,6 +12,7 @@ import msgspec
 
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.api_keys import KeyStore
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.forwarding import Forwarder, ForwardTokens
 from fencepost.application.membership import NodeView
 from fencepost.application.ports import Chain, CommandStore
@@ -96,4 +97,5 @@ class Dependencies:
     metrics: Callable[[], bytes] = bytes  # the metrics in the Prometheus text format
     nonces: NonceAllocator | None = None  # None: the nonce service is off
     forward_tokens: ForwardTokens | None = None  # None: this node accepts no forwarded requests
+    fee_sources: Mapping[int, FeeSources] = field(default_factory=dict)  # by chain id
     forward: Forwarder | None = None  # None: requests for other nodes' signers are rejected with `not_leader`

@@ -43,6 +43,7 @@ _PATH_TYPES: dict[str, Any] = {
     "tx_id": {"type": "string", "format": "uuid"},
     "command_id": {"type": "string", "pattern": "^[0-9]{1,18}$"},
     "nonce": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    "chain_id": {"type": "string", "pattern": "^[0-9]{1,19}$"},
 }
 _PREFER = {
     "name": "Prefer",
@@ -76,7 +77,11 @@ def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     inline = {"address": shapes[2], "hash": shapes[3], **_PATH_TYPES}
     for operation in table:
-        path = operation.path.replace("{tx_id}", "{txId}").replace("{command_id}", "{commandId}")
+        path = (
+            operation.path.replace("{tx_id}", "{txId}")
+            .replace("{command_id}", "{commandId}")
+            .replace("{chain_id}", "{chainId}")
+        )
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schemas, inline)
     for query in queries:
         del schemas[query.__name__]
@@ -153,7 +158,7 @@ def _operation(operation: Operation, schemas: Mapping[str, Any], inline: Mapping
 def _parameters(
     operation: Operation, schemas: Mapping[str, Any], inline: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    names = {"tx_id": "txId", "command_id": "commandId"}
+    names = {"tx_id": "txId", "command_id": "commandId", "chain_id": "chainId"}
     found: list[dict[str, Any]] = [
         {"name": names.get(name, name), "in": "path", "required": True, "schema": inline[name]}
         for name in re.findall(r"{(\w+)}", operation.path)

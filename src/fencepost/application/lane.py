@@ -41,6 +41,7 @@ from fencepost.application.ports import (
 )
 from fencepost.application.queue import Queue
 from fencepost.application.tx_events import TxsChanged
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.states import CursorState, State, SubState
@@ -94,6 +95,8 @@ class LaneSettings:
     stale_receipt_timeout_s: float = 60.0
     fetch_receipt_upon_entry: bool = False
     fixed_fees: Fees | None = None
+    fee_tier: FeeTier = FeeTier.NORMAL
+    price_required: bool = False  # fees.source is disabled: a request without a price is rejected
     fee_cap_wei: int = 500_000_000_000
     bump_enabled: bool = False
     bump_percent: int = 10

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fencepost.application.lane import Lane
 from fencepost.application.spending_policy import over_budget
 from fencepost.domain import fees as pricing
-from fencepost.domain.fees import FeeLimit
+from fencepost.domain.fees import FeeLimit, FeeQuote
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType, UnsignedTx
 from fencepost.domain.transaction_state import Attempt, Intent, Kind, ManagedTx, Purpose
 from fencepost.errors import FencepostError, RpcError, SigningRefused, WouldRevert
@@ -102,22 +102,29 @@ async def reserve(lane: Lane, tx: ManagedTx, unsigned: UnsignedTx, purpose: Purp
     return over_budget(wei, sending.limits)
 
 
-async def market(lane: Lane) -> Fees:
-    """Return what the chain's endpoints suggest to pay now, whatever the limits are."""
-    sending = lane.sending
+async def market(lane: Lane, tx: ManagedTx | None = None) -> Fees:
+    """Return what the chain's price source suggests to pay now, whatever the limits are."""
+    sending, ports = lane.sending, lane.ports
     now_s = lane.now_s()
     if sending.quoted is None or now_s - sending.quoted[0] > QUOTE_LIFE_S:
-        sending.quoted = (now_s, await lane.ports.chain.quote_fees())
-    return sending.quoted[1]
+        quoted = await (ports.chain.quote_fees() if ports.fees is None else ports.fees.quote())
+        sending.quoted = (now_s, quoted)
+    return _of_tier(lane, sending.quoted[1], tx)
 
 
-async def quote(lane: Lane) -> Fees:
-    """Return what a new attempt should pay now: the fixed price exactly, or what endpoints suggest.
+def _of_tier(lane: Lane, quoted: FeeQuote, tx: ManagedTx | None) -> Fees:
+    own = None if tx is None else tx.intent.tier
+    return quoted.of(lane.settings.fee_tier if own is None else own)
 
-    It is never above the limits of the operator, the chain's cap and the signer's policy.
+
+async def quote(lane: Lane, tx: ManagedTx | None = None) -> Fees:
+    """Return what a new attempt should pay now: the fixed price exactly, or what the price source suggests.
+
+    The transaction's tier counts, else the signer's. It is never above the limits of the operator, the chain's cap and
+    the signer's policy.
     """
     await refresh_limits(lane)
-    unsigned = lane.settings.fixed_fees or await market(lane)
+    unsigned = lane.settings.fixed_fees or await market(lane, tx)
     return pricing.within(unsigned, operator_limit(lane).fees)
 
 
@@ -128,10 +135,25 @@ def first_fees(lane: Lane, tx: ManagedTx, quoted: Fees) -> Fees:
     """
     requested = tx.intent.fees
     if requested is None:
-        return quoted
+        latest = lane.sending.quoted
+        if tx.intent.tier is None or latest is None or lane.settings.fixed_fees is not None:
+            return quoted
+        return pricing.within(latest[1].of(tx.intent.tier), operator_limit(lane).fees)
     if tx.intent.type is _DYNAMIC_FEE and not lane.ports.chain_view.accepts_dynamic_fees:
         return pricing.within(quoted, pricing.fees_for_type(requested, _LEGACY))
     return requested
+
+
+def fee_source(lane: Lane, tx: ManagedTx, purpose: Purpose) -> str:
+    """Return where the price of an attempt that is signed now came from."""
+    if purpose is not _FILLER:
+        if not tx.attempts and tx.kind is _HANDLER:
+            return "handler"
+        if not tx.attempts and tx.intent.fees is not None:
+            return "request"
+        if lane.settings.fixed_fees is not None:
+            return "fixed"
+    return "" if lane.sending.quoted is None else lane.sending.quoted[1].source
 
 
 def may_reprice(lane: Lane, tx: ManagedTx) -> bool:
@@ -159,7 +181,7 @@ async def replacement_fees(lane: Lane, tx: ManagedTx, purpose: Purpose, at_least
     fixed = lane.settings.fixed_fees if purpose is not _FILLER else None
     if fixed is not None:
         limit = limit.lowered(fixed, "the fixed price (fees.fixed_fee_cap)")
-    tx_type, quoted = tx.latest.type, await quote(lane)
+    tx_type, quoted = tx.latest.type, await quote(lane, tx)
     fees = pricing.replacement(
         tx.latest.fees,
         percent=lane.settings.bump_percent,
@@ -219,7 +241,13 @@ class Batch(NamedTuple):
     def attempts(self, signed: Sequence[SignedTx]) -> list[Attempt]:
         return [
             Attempt(
-                len(tx.attempts) + 1, self.purpose, unsigned.type, unsigned.gas, unsigned.fees, signed=bytes_
+                len(tx.attempts) + 1,
+                self.purpose,
+                unsigned.type,
+                unsigned.gas,
+                unsigned.fees,
+                signed=bytes_,
+                fee_source=fee_source(self.lane, tx, self.purpose),
             )
             for tx, unsigned, bytes_ in zip(self.txs, self.unsigned, signed, strict=True)
         ]

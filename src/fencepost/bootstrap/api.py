@@ -83,4 +83,5 @@ def api_dependencies(running: RunningNode) -> Dependencies:
         nonces=running.nonces,
         forward_tokens=running.forward_tokens,
         forward=running.forward,
+        fee_sources=running.fees,
     )

@@ -19,6 +19,7 @@ from fencepost.adapters.postgres.database import (
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.chain_view import ChainView
 from fencepost.application.ports import Header
+from fencepost.bootstrap.fees import history_query_of
 from fencepost.errors import ChainSilent, ChainUnusable, RpcError, SettingError
 from fencepost.runtime.metrics import Metrics
 from fencepost.settings import Settings
@@ -66,6 +67,7 @@ async def open_chains(
             patterns=patterns,
             confirm_genesis=partial(confirm_genesis, pool),
             on_hedge=metrics.rpc_hedged_call,
+            history_query=history_query_of(settings.fees),
         )
         stack.push_async_callback(evm.close)
         if not chain.id:
@@ -122,8 +124,11 @@ async def chain_id_missing(name: str, chain: EvmChain) -> SettingError:
 def build_chain_view(settings: Settings, chain: EvmChain) -> ChainView:
     required = settings.confirmations.required
     if isinstance(required, int):
-        return ChainView(chain, keep=2 * required + BLOCKS_KEPT)
-    return ChainView(chain, settled_tag=required)
+        view = ChainView(chain, keep=2 * required + BLOCKS_KEPT)
+    else:
+        view = ChainView(chain, settled_tag=required)
+    view.rejects_dynamic_fees = settings.fees.source == "legacy"
+    return view
 
 
 async def start_chain_views(chain_views: Iterable[ChainView]) -> None:

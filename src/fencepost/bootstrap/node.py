@@ -28,6 +28,7 @@ from fencepost.adapters.signers import KeyRing
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.admission import AdmissionControl
 from fencepost.application.chain_view import ChainView
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.forwarding import ForwardTokens
 from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.lane import Lane
@@ -40,6 +41,7 @@ from fencepost.bootstrap.chains import build_chain_view, open_chains, start_chai
 from fencepost.bootstrap.cluster import advertised_url, join_cluster, leave, member, open_forwarding
 from fencepost.bootstrap.database import build_ledger, open_database, require_schema
 from fencepost.bootstrap.events import build_event_reader, prune_events
+from fencepost.bootstrap.fees import open_fee_sources
 from fencepost.bootstrap.keys import open_keys
 from fencepost.bootstrap.lane_settings import decode_raw, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
@@ -76,6 +78,7 @@ class RunningNode:
     handlers: dict[UUID, Handler]
     spending: SpendingGuard
     events: EventReader
+    fees: dict[int, FeeSources]
     nonces: NonceService | None = None  # if nonce_service.enabled
     forward_tokens: ForwardTokens | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
@@ -125,6 +128,8 @@ async def open_node(
         pools = await open_database(settings, stack, dsn=dsn, name=name, history=history)
         chains, heads, default_chain_id = await open_chains(settings, stack, metrics, pools.work)
         parts = _build_parts(settings, name=name, keys=keys, pools=pools, chains=chains, metrics=metrics)
+        for chain_id, chain in chains.items():
+            parts.fees[chain_id] = open_fee_sources(settings.fees, chain, parts.clock, stack)
         node = _build_node(parts, heads=heads, make_lane=_lane_maker(parts, decide_stuck))
         notifier = _build_notifier(node, pools, dsn)
         running = _build_running(parts, node, notifier, default_chain_id=default_chain_id)
@@ -172,6 +177,7 @@ class _Parts:
     router: Router
     spending: SpendingGuard
     handlers: dict[UUID, Handler]
+    fees: dict[int, FeeSources]
 
 
 def _build_parts(
@@ -210,6 +216,7 @@ def _build_parts(
         router=Router(me, grace_s=settings.routing.grace_s),
         spending=SpendingGuard(PostgresPolicies(pools.work, node=name), ledger),
         handlers={},
+        fees={},
     )
 
 
@@ -235,6 +242,7 @@ def _lane_maker(parts: _Parts, stuck_hook: StuckHook) -> Callable[[Term], Lane]:
                 incarnation=parts.incarnation,
                 events=parts.tx_events,
                 spending=parts.spending,
+                fees=parts.fees[chain_id],
             ),
         )
 
@@ -311,6 +319,7 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         handlers=parts.handlers,
         spending=parts.spending,
         events=build_event_reader(parts.pools.work, parts.waiter),
+        fees=parts.fees,
     )
 
 

@@ -17,6 +17,7 @@ from fencepost.client.endpoints import CommandOptions
 from fencepost.client.sync_client import Client
 from fencepost.client.types import Milestone, SendParams
 from fencepost.schemas.responses import (
+    ChainFeesOut,
     CommandOut,
     CompletionOut,
     CompletionsOut,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "ChainFeesOut",
     "Client",
     "CommandOptions",
     "CommandOut",

@@ -8,12 +8,59 @@ limit, there is no replacement: the same bytes are sent again until the market f
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from fencepost.domain.struct import Struct
 from fencepost.domain.transaction import Fees, TxType
 
 MIN_BUMP_PERCENT = 10
 
 _DYNAMIC_FEE = TxType.DYNAMIC_FEE  # a module constant, because every signature compares with it
+
+
+class FeeTier(StrEnum):
+    """How soon a transaction should be mined, and so which of the quoted prices it pays."""
+
+    SLOW = "slow"
+    NORMAL = "normal"
+    FAST = "fast"
+    URGENT = "urgent"
+
+
+class FeeQuote(Struct, frozen=True):
+    """What a source suggests to pay now, per tier, and the name of the source."""
+
+    slow: Fees
+    normal: Fees
+    fast: Fees
+    urgent: Fees
+    source: str = "node"
+
+    @classmethod
+    def flat(cls, fees: Fees, source: str = "node") -> FeeQuote:
+        """Return a quote with the same fees for every tier."""
+        return cls(fees, fees, fees, fees, source)
+
+    def of(self, tier: FeeTier) -> Fees:
+        """Return the fees of a tier."""
+        if tier is FeeTier.NORMAL:
+            return self.normal
+        return {FeeTier.SLOW: self.slow, FeeTier.FAST: self.fast, FeeTier.URGENT: self.urgent}[tier]
+
+    def limited(self, *, times: int, reference: FeeQuote, floor_wei: int) -> FeeQuote:
+        """Return the quote with each tier at most so many times the reference, or the floor if that is higher."""
+
+        def limit(fees: Fees, usual: Fees) -> Fees:
+            most_wei = max(floor_wei, times * usual.fee_cap_wei)
+            return within(fees, Fees(fee_cap_wei=most_wei, tip_wei=most_wei))
+
+        return FeeQuote(
+            limit(self.slow, reference.slow),
+            limit(self.normal, reference.normal),
+            limit(self.fast, reference.fast),
+            limit(self.urgent, reference.urgent),
+            self.source,
+        )
 
 
 class FeeLimit(Struct, frozen=True):
