@@ -95,6 +95,8 @@ class LaneSettings:
     stale_receipt_timeout_s: float = 60.0
     fetch_receipt_upon_entry: bool = False
     fixed_fees: Fees | None = None
+    min_bump_percent: int = 10  # what pools require of a replacement
+    filler_reserve_percent: int = 0  # how far above the chain's cap a filler may pay
     fee_tier: FeeTier = FeeTier.NORMAL
     price_required: bool = False  # fees.source is disabled: a request without a price is rejected
     fee_cap_wei: int = 500_000_000_000

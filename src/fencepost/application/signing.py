@@ -44,10 +44,11 @@ class AboveFeeLimit(FencepostError):
     code = "fee_limit"
 
 
-def operator_limit(lane: Lane) -> FeeLimit:
-    """Return the lower of the chain's cap and the signer's policy."""
-    cap_wei = lane.settings.fee_cap_wei
-    limit = FeeLimit(Fees(fee_cap_wei=cap_wei, tip_wei=cap_wei), "fees.cap")
+def operator_limit(lane: Lane, *, reserve_percent: int = 0) -> FeeLimit:
+    """Return the lower of the chain's cap, with the reserve of fillers added to it, and the signer's policy."""
+    cap_wei = lane.settings.fee_cap_wei * (100 + reserve_percent) // 100
+    source = "fees.cap with fees.filler_reserve" if reserve_percent else "fees.cap"
+    limit = FeeLimit(Fees(fee_cap_wei=cap_wei, tip_wei=cap_wei), source)
     if lane.sending.limits is not None and (policy_wei := lane.sending.limits.fee_cap_max_wei) is not None:
         limit = limit.lowered(Fees(fee_cap_wei=policy_wei, tip_wei=policy_wei), "the policy's feeCapMax")
     return limit
@@ -57,9 +58,12 @@ def fee_limit(lane: Lane, tx: ManagedTx, purpose: Purpose) -> FeeLimit:
     """Return the lowest of the limits that apply to a signature.
 
     The caller's maximum is a limit on the caller's own transaction. A filler carries out no intent of the caller: only
-    the limits of the operator apply to it, or a transaction at the caller's maximum could not be cancelled.
+    the limits of the operator apply to it, or a transaction at the caller's maximum could not be cancelled. It may use
+    `fees.filler_reserve` above the chain's cap, or a transaction at the cap could not be.
     """
-    limit = operator_limit(lane)
+    limit = operator_limit(
+        lane, reserve_percent=lane.settings.filler_reserve_percent if purpose is _FILLER else 0
+    )
     if tx.intent.fees is not None and purpose is not _FILLER:
         limit = limit.lowered(tx.intent.fees, "the caller's maximum fee")
     return limit
@@ -185,6 +189,7 @@ async def replacement_fees(lane: Lane, tx: ManagedTx, purpose: Purpose, at_least
     fees = pricing.replacement(
         tx.latest.fees,
         percent=lane.settings.bump_percent,
+        min_percent=lane.settings.min_bump_percent,
         limit=pricing.fees_for_type(limit.fees, tx_type),
         quote=pricing.fees_for_type(
             quoted if at_least is None else pricing.higher(quoted, at_least), tx_type

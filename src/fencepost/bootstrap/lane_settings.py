@@ -45,6 +45,8 @@ def lane_settings_for(settings: Settings, of_signer: SignerSettings) -> LaneSett
         fetch_receipt_upon_entry=settings.confirmations.fetch_receipt_upon_entry,
         fixed_fees=fixed_fees_of(fees),
         fee_tier=FeeTier(fees.tier),
+        min_bump_percent=fees.min_bump,
+        filler_reserve_percent=fees.filler_reserve,
         price_required=fees.source == "disabled",
         fee_cap_wei=fees.cap_wei,
         bump_enabled=bump.enabled,

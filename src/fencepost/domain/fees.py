@@ -101,12 +101,18 @@ def raise_by(price_wei: int, percent: int) -> int:
     return max(-(-price_wei * (100 + percent) // 100), price_wei + 1)
 
 
-def replacement(last: Fees, *, percent: int, limit: Fees, quote: Fees | None = None) -> Fees | None:
-    """Return the fees of an attempt that replaces one with the fees `last`; None if the limit forbids it."""
-    percent = max(percent, MIN_BUMP_PERCENT)
+def replacement(
+    last: Fees, *, percent: int, limit: Fees, quote: Fees | None = None, min_percent: int = MIN_BUMP_PERCENT
+) -> Fees | None:
+    """Return the fees of an attempt that replaces one with the fees `last`; None if the limit forbids it.
+
+    Both prices rise by at least `min_percent`: the chain's pools reject less.
+    """
+    min_percent = max(min_percent, MIN_BUMP_PERCENT)
+    percent = max(percent, min_percent)
     least = Fees(
-        fee_cap_wei=raise_by(last.fee_cap_wei, MIN_BUMP_PERCENT),
-        tip_wei=raise_by(last.tip_wei, MIN_BUMP_PERCENT),
+        fee_cap_wei=raise_by(last.fee_cap_wei, min_percent),
+        tip_wei=raise_by(last.tip_wei, min_percent),
     )
     if least.fee_cap_wei > limit.fee_cap_wei or least.tip_wei > limit.tip_wei:
         return None

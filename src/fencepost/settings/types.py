@@ -280,7 +280,7 @@ class HeaderList(SettingType[tuple[tuple[str, str], ...]]):
 
     secret: ClassVar[bool] = True
     _MAX_HEADERS: ClassVar[int] = 20
-    _HEADER: ClassVar[re.Pattern[str]] = re.compile(r"([A-Za-z0-9-]{1,100}): ?([ -~]{1,4000})")
+    _HEADER: ClassVar[re.Pattern[str]] = re.compile(r"([A-Za-z0-9-]{1,100}): ?([!-~][ -~]{0,3999})")
 
     @property
     def allowed(self) -> str:

@@ -9,10 +9,12 @@ import pytest
 from fakes.bench import GWEI, QUICK, SINK, Bench
 from fakes.clock import FakeClock
 from fencepost.application.fee_sources import MAX_QUOTE_AGE_S, FeeSources
+from fencepost.application.signing import fee_limit
+from fencepost.application.spending_policy import Limits
 from fencepost.domain.fees import FeeQuote, FeeTier
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, Fees
-from fencepost.domain.transaction_state import Intent
+from fencepost.domain.transaction_state import Intent, Purpose
 from fencepost.errors import FeeSourceError, RpcUnavailable
 from fencepost.testing import InMemoryChain
 
@@ -174,3 +176,34 @@ async def test_fixed_prices_are_named(bench: Bench) -> None:
     tx_id = await bench.request(Intent(call=Call(to=SINK), gas=21_000, tier=FeeTier.URGENT))
     await node.turn(2)
     assert (bench.tx(tx_id).latest.fees, bench.tx(tx_id).latest.fee_source) == (fixed, "fixed")
+
+
+@pytest.mark.parametrize("reserve", [0, 25])
+async def test_a_filler_may_pay_the_reserve_above_the_cap(bench: Bench, *, reserve: int) -> None:
+    cap_wei = 20 * GWEI
+    node = bench.node(
+        replace(QUICK, fee_cap_wei=cap_wei, filler_reserve_percent=reserve, min_bump_percent=13)
+    )
+    tx_id = await bench.request(Intent(call=Call(to=SINK), gas=21_000, fees=Fees(cap_wei, cap_wei)))
+    await node.turn(2)
+    await bench.ask("cancel", tx_id)
+    await node.turn(2)
+    tx = bench.tx(tx_id)
+    prices = [attempt.fees.fee_cap_wei for attempt in tx.attempts]
+    if reserve:
+        assert prices == [cap_wei, cap_wei * 113 // 100]
+        assert tx.nonce == 0
+    else:
+        assert prices == [cap_wei]
+
+
+async def test_the_policy_holds_for_the_reserve_of_fillers_too(bench: Bench) -> None:
+    node = bench.node(replace(QUICK, fee_cap_wei=20 * GWEI, filler_reserve_percent=25))
+    tx_id = await bench.request(Intent(call=Call(to=SINK), gas=21_000, fees=Fees(10 * GWEI, GWEI)))
+    await node.turn(2)
+    lane = node.lane
+    lane.sending.limits = Limits(fee_cap_max_wei=15 * GWEI)
+    assert fee_limit(lane, bench.tx(tx_id), Purpose.FILLER).fees.fee_cap_wei == 15 * GWEI
+    lane.sending.limits = None
+    assert fee_limit(lane, bench.tx(tx_id), Purpose.FILLER).fees.fee_cap_wei == 25 * GWEI
+    assert fee_limit(lane, bench.tx(tx_id), Purpose.INTENT).fees.fee_cap_wei == 10 * GWEI

@@ -220,7 +220,9 @@ class Bump:
         Flag(), False, "Whether a transaction that stays unmined is replaced at a higher price."
     )
     percent: int = setting(
-        Integer(10, 500), 10, "By how many percent a bump raises the fee cap and the priority fee."
+        Integer(10, 500),
+        10,
+        "By how many percent a bump raises the fee cap and the priority fee; at least fees.min_bump counts.",
     )
     after_resubmits: int = setting(
         Integer(1, 1000), 3, "How often the same bytes are resubmitted before the price is raised."
@@ -318,6 +320,18 @@ class FeeSettings:
         Gwei(1, _MAX_PRICE_WEI),
         "500",
         "The upper limit of the fee per gas, in Gwei, for every transaction and replacement.",
+    )
+    min_bump: int = setting(
+        Integer(10, 500),
+        13,
+        "By how many percent a replacement raises fee cap and priority fee at least: what the chain's pools require, and a"
+        " margin for rounding.",
+    )
+    filler_reserve: int = setting(
+        Integer(0, 1000),
+        25,
+        "How many percent above fees.cap a filler may pay, so that a transaction that waits at the cap can be replaced and"
+        " the signer continues. A spending policy's feeCapMax still holds.",
     )
     bump: Bump = field(default_factory=Bump)
     percentiles: Percentiles = field(default_factory=Percentiles)
