@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def fixed_fees_of(fees: FeeSettings) -> Fees | None:
-    """Return the fixed price, or None if the price comes from elsewhere."""
+    """Return the fixed price, or None if fees.source is not fixed."""
     if fees.source != "fixed":
         return None
     return Fees(fee_cap_wei=fees.fixed_fee_cap_wei, tip_wei=fees.fixed_tip_wei)

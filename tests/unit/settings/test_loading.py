@@ -159,7 +159,7 @@ def test_each_setting_is_read_from_file_environment_and_flag_in_that_order(key: 
     text, expected = another(kind, declared.rule.default)
     default_text = kind.plain(kind.parse(declared.rule.default))
     as_variable = ",".join(default_text) if isinstance(default_text, list) else str(default_text).lower()
-    in_file = kind.plain(expected) if isinstance(kind, HeaderList) else expected
+    in_file = kind.from_text(text) if isinstance(kind, HeaderList) else expected
     literal = json.dumps(text if isinstance(kind, Duration | Gwei) else in_file)
 
     loaded = from_toml(f"{key} = {literal}", flags=companions)
