@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -88,7 +89,7 @@ class HttpGasStation:
             async with self._session.get(
                 self._settings.url, headers=dict(self._settings.headers), allow_redirects=False
             ) as response:
-                if response.status != 200:  # noqa: PLR2004 - OK
+                if response.status != HTTPStatus.OK:
                     raise FeeSourceError(f"the gas station answered HTTP {response.status}")
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(16 * 1024):
