@@ -17,7 +17,7 @@ SIGNERS = 4
 EACH = 10
 HANGING_SHARE = 0.1
 BOUND_S = (
-    60.0  # one endpoint in strict mode: 13 s, once over 25 s; without hedged reads once 2 of 10 after 90 s
+    25.0  # 4 to 8 s; with a single try per send up to 21 s, without hedged reads once 2 of 10 after 90 s
 )
 
 

@@ -6,17 +6,21 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
+from fencepost.adapters.postgres import migrate
 from fencepost.dev.postgres import EmbeddedPostgres
-from fixtures.core import SINK, Account, Client, DatabaseReader, OwnChain, eventually, open_ledger
+from fixtures.core import SINK, Account, Client, DatabaseReader, OwnChain, eventually, open_ledger, own_chain
 from fixtures.nodes import open_fencepost
 from fixtures.postgres import with_database
 
@@ -180,3 +184,71 @@ async def test_a_copy_is_checked_and_reconciled_before_a_node_starts(
             async with open_fencepost(copy, instant_chain, account, options=options(mode)):
                 await db.until_states(account, CONFIRMED=3)
     assert [tx["hash"] for tx in await instant_chain.mined_from(account.address)] == [*hashes, theirs]
+
+
+@pytest_asyncio.fixture
+async def chain_of_2020(anvil_binary: Path) -> AsyncIterator[OwnChain]:
+    """Start a chain whose clock is years behind."""
+    async for chain in own_chain(anvil_binary, extra=["--timestamp", "1600000000"]):
+        yield chain
+
+
+@MODES
+async def test_a_chain_whose_clock_is_behind_does_not_make_its_transactions_look_older(
+    dsn: str, empty_dsn: str, chain_of_2020: OwnChain, mode: str
+) -> None:
+    """A disk snapshot without a cursor: what the original carried out has a time before the request was accepted."""
+    account = chain_of_2020.accounts[0]
+    await migrate.apply(empty_dsn)
+    for database in (empty_dsn, dsn):
+        await ask(database, account, 1)
+    (carried_out,) = await carry_out(dsn, chain_of_2020, account, mode, 1)
+    where = (
+        "--dsn",
+        empty_dsn,
+        "--rpc-url",
+        chain_of_2020.rpc_url,
+        "--chain-id=31337",
+        f"--set=nonce.mode={mode}",
+    )
+    code, (report,) = await cli("restore", "check", *where)
+    assert (code, report["verdict"], carried_out in str(report["decisions"])) == (1, "decide", True)
+    async with (
+        open_fencepost(empty_dsn, chain_of_2020, account, options=options(mode)) as fencepost,
+        open_database_reader(empty_dsn) as db,
+    ):
+        reason = await db.until_protected(account)
+        (request,) = await db.rows(account)
+        assert carried_out in reason
+        assert str(request["tx_id"]) in reason
+        assert "behind the database's" in reason
+        signer = fencepost.signer(account.address)
+        async with open_ledger(empty_dsn, node="person") as ledger:
+            for command, tx_id, detail in (
+                ("unprotect", None, {"decision": "adopt"}),
+                ("cancel", request["tx_id"], {}),
+                ("unprotect", None, {"decision": "adopt"}),
+            ):
+                await ledger.add_command(
+                    signer, command, tx_id=tx_id, author="Ada", reason=None, detail=detail
+                )
+        await eventually(lambda: is_active(db, account))
+        assert await db.states(account) == {"CANCELLED": 1}
+        second = await fencepost.create(signer=account.address, request_id="order-2", to=SINK, value_wei=2)
+        await fencepost.wait_for(second, "confirmed")
+    mined = await chain_of_2020.mined_from(account.address)
+    assert [int(tx["value"], 16) for tx in mined] == [1, 2]
+
+
+async def test_an_idle_chain_whose_clock_is_right_has_older_transactions(
+    dsn: str, empty_dsn: str, chain_of_2020: OwnChain
+) -> None:
+    """Its newest block is old, but the next one would have the present time: an equal transaction of 2020 is older."""
+    account = chain_of_2020.accounts[0]
+    await ask(dsn, account, 1)
+    earlier = await carry_out(dsn, chain_of_2020, account, "pipelined", 1)
+    await chain_of_2020.call("evm_setTime", int(time.time()))
+    await migrate.apply(empty_dsn)
+    await ask(empty_dsn, account, 1)
+    later = await carry_out(empty_dsn, chain_of_2020, account, "pipelined", 1)
+    assert [tx["hash"] for tx in await chain_of_2020.mined_from(account.address)] == earlier + later

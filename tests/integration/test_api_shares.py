@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -70,6 +71,52 @@ async def test_an_identical_open_command_is_not_stored_twice(dsn: str, anvil: Te
         assert await ask("cancel") == again
         for table in ("lane_command", "audit"):
             assert await pool.fetchval(f"SELECT count(*) FROM {table} WHERE chain_id = 999") == 3
+
+
+@pytest.mark.parametrize("has_nonce", [True, False])
+async def test_parallel_cancels_over_two_nodes_make_one_command(
+    dsn: str, anvil: TestChain, *, has_nonce: bool
+) -> None:
+    """The lane may run the first cancel before the others are stored."""
+    await anvil.call("evm_setAutomine", False)
+    async with (
+        open_api(dsn, anvil, node__id="first") as first,
+        open_api(dsn, anvil, node__id="second") as second,
+    ):
+        if not has_nonce:
+            assert (await first.post(f"/signers/{first.signers[0]}/pause", timeout=PATIENT_S)).status == 200
+        wait: dict[str, Any] = {"wait": "submitted", "timeout": PATIENT_S} if has_nonce else {}
+        tx_id = (await first.post("/tx", first.transfer("c"), **wait)).json["txId"]
+        path = f"/tx/{tx_id}/cancel"
+        answers = await asyncio.gather(
+            *((first, second)[number % 2].post(path, timeout=PATIENT_S) for number in range(30))
+        )
+        ended = [answer for answer in answers if answer.status == 409]
+        assert {answer.problem for answer in ended} <= {(409, "tx_ended", None)}
+        cancelled = [answer for answer in answers if answer.status != 409]
+        assert {answer.status for answer in cancelled} == {200}
+        (command_id,) = {answer.json["commandId"] for answer in cancelled}
+        assert all(answer.json["applied"] for answer in cancelled)
+        if has_nonce:  # it has not ended: its filler is not mined
+            assert not ended
+            assert (await second.post(path, timeout=PATIENT_S)).json["commandId"] == command_id
+        pool = first.running.pool
+        for table, key in (("lane_command", "id"), ("audit", "command_id")):
+            stored = await pool.fetch(f"SELECT {key} FROM {table} WHERE tx_id = $1", UUID(tx_id))
+            assert [str(row[0]) for row in stored] == [command_id], table
+
+
+async def test_a_cancel_after_the_one_that_was_applied_is_not_stored(dsn: str, anvil: TestChain) -> None:
+    """The handler of a late cancel has read the transaction before the first cancel ended it."""
+    async with open_api(dsn, anvil) as api:
+        signer = api.signers[0]
+        assert (await api.post(f"/signers/{signer}/pause", timeout=PATIENT_S)).status == 200
+        tx_id = (await api.post("/tx", api.transfer("c"))).json["txId"]
+        done = await api.post(f"/tx/{tx_id}/cancel", timeout=PATIENT_S)
+        assert (done.status, done.json["applied"]) == (200, True)
+        operate = PostgresCommands(api.running.pool, node="other")
+        late = NewCommand(Signer(anvil.chain_id, signer), "cancel", "tx.cancel", tx_id=UUID(tx_id))
+        assert str(await operate.submit(late, Actor("a test"))) == done.json["commandId"]
 
 
 async def test_a_key_has_a_bounded_number_of_waiting_calls(

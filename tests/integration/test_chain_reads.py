@@ -273,7 +273,7 @@ async def test_a_hanging_call_does_not_delay_other_callers_for_the_whole_timeout
             assert await ask() is not None
 
 
-async def test_a_hanging_send_is_abandoned_and_not_repeated(
+async def test_a_hanging_send_is_repeated_over_another_connection(
     nodes: list[FakeEndpoint], chains: OpenChains
 ) -> None:
     nodes[0].methods |= {"eth_getBlockByNumber": block(3), "eth_sendRawTransaction": hash_of}
@@ -282,8 +282,9 @@ async def test_a_hanging_send_is_abandoned_and_not_repeated(
     await chain.head()
     hanging_once(nodes[0])
     async with asyncio.timeout(60):
-        assert [result.category for result in await chain.send([tx()])] == [SendCategory.UNKNOWN]
-    assert nodes[0].asked.count("eth_sendRawTransaction") == 1
+        assert [result.category for result in await chain.send([tx()])] == [SendCategory.ACCEPTED]
+    assert nodes[0].asked.count("eth_sendRawTransaction") == 2
+    assert chain._endpoints.all[0].failures == 0
 
 
 async def test_a_slow_endpoint_is_still_waited_for(nodes: list[FakeEndpoint], chains: OpenChains) -> None:
@@ -385,10 +386,34 @@ async def test_an_endpoint_found_wrong_while_it_is_asked_does_not_win(
     assert endpoint.wrong_since_s is not None
 
 
-async def test_a_send_is_never_hedged(nodes: list[FakeEndpoint], chains: OpenChains) -> None:
+async def test_a_send_that_hangs_is_hedged_and_does_not_lengthen_the_next_timeout(
+    nodes: list[FakeEndpoint], chains: OpenChains
+) -> None:
     chain = await known_latency(chains, nodes[0])
     nodes[0].methods["eth_sendRawTransaction"] = hash_of
+    hedged: list[str] = []
+    chain._endpoints._on_hedge = hedged.append
+    hanging_once(nodes[0])
+    assert [result.category for result in await chain.send([tx()])] == [SendCategory.ACCEPTED]
+    assert hedged == [chain._endpoints.all[0].rpc.endpoint]
+    assert chain._endpoints.all[0].send_timeout_s() == 1.0
+
+
+async def test_a_send_that_hangs_on_every_connection_is_abandoned(
+    nodes: list[FakeEndpoint], chains: OpenChains
+) -> None:
+    chain = await known_latency(chains, nodes[0])
+    nodes[0].respond = hang
+    assert [result.category for result in await chain.send([tx()])] == [SendCategory.UNKNOWN]
+    assert chain._endpoints.all[0].send_timeout_s() == 2.0, "the next send may take longer"
+
+
+async def test_a_send_is_not_hedged_to_an_endpoint_that_serves_another_chain(
+    nodes: list[FakeEndpoint], chains: OpenChains
+) -> None:
+    chain = await known_latency(chains, nodes[0])
+    nodes[0].methods["eth_sendRawTransaction"] = hash_of
+    chain._endpoints.all[0].wrong_since_s = 0.0
     hanging_once(nodes[0])
     assert [result.category for result in await chain.send([tx()])] == [SendCategory.UNKNOWN]
     assert nodes[0].asked.count("eth_sendRawTransaction") == 1
-    assert chain._endpoints.all[0].send_timeout_s() == 2.0, "the next send may take longer"

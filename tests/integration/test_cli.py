@@ -279,6 +279,30 @@ async def test_doctor_names_the_endpoint_that_serves_another_chain(
     assert "chain 4242" in endpoints["fail"]
 
 
+async def test_doctor_compares_the_first_block_with_the_database(
+    dsn: str, anvil: TestChain, anvil_binary: Path, tmp_path: Path
+) -> None:
+    """A dev chain that was started anew has the same id and another first block; doctor stores neither."""
+    place = ("doctor", "--json", "--dsn", dsn, "--chain-id=31337", "--rpc-url")
+
+    async def chain_check(url: str) -> tuple[str, str]:
+        _, out, _ = await run_fencepost(*place, url)
+        (check,) = [row for row in json.loads(out) if row["check"] == "chain default"]
+        return check["verdict"], check["detail"]
+
+    assert (await chain_check(anvil.rpc_url))[0] == "ok"
+    async with anvil_node(
+        binary=anvil_binary, run_dir=tmp_path / "anew", extra=["--timestamp", "1600000000"]
+    ) as anew:
+        assert (await chain_check(anew.rpc_url))[0] == "ok"  # the database has used neither of them
+        async with node(dsn, anvil):
+            pass
+        verdict, detail = await chain_check(anew.rpc_url)
+        assert (verdict, anew.rpc_url in detail) == ("fail", True)
+        assert "use a new database" in detail
+    assert (await chain_check(anvil.rpc_url))[0] == "ok"
+
+
 async def test_migrate_reports_what_it_did(empty_dsn: str) -> None:
     status, out, _ = await run_fencepost("migrate", "status", "--json", "--dsn", empty_dsn)
     assert status == 0

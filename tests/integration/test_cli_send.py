@@ -99,8 +99,9 @@ async def test_an_unreachable_node_exits_with_2_and_the_request_id() -> None:
 
 async def test_an_empty_request_id_is_rejected_before_anything_is_sent() -> None:
     async with fake_node(answer(202, TAKEN)) as node:
-        for command in (SEND, ("call-contract", RECEIVER, "f()", "--from", ME)):
-            status, _, errors = await run_fencepost(*command, "--request-id", "", "--url", node.url)
+        commands = (SEND, ("call-contract", RECEIVER, "f()", "--from", ME))
+        for command, request_id in zip(commands, ("", " "), strict=True):
+            status, _, errors = await run_fencepost(*command, "--request-id", request_id, "--url", node.url)
             assert status == 2
             assert "--request-id" in errors
             assert "empty" in errors

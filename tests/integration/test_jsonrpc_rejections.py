@@ -6,6 +6,7 @@ from io import BytesIO
 from typing import Any
 
 from fencepost.application.api_keys import Scope
+from fencepost.application.funds import SENT_LATER_TEXT
 from fencepost.domain.ids import Signer
 from fixtures.anvil import TestChain
 from fixtures.api import ApiServer, open_api
@@ -40,15 +41,16 @@ async def test_an_unaffordable_transaction_is_rejected_immediately_and_never_sen
     number, message, _ = await fault(api, "eth_sendTransaction", transfer(api, value=too_much))
     assert number == -32000
     assert message.startswith("insufficient funds for gas * price + value")
+    assert message.endswith("wei are missing"), "it does not promise to send what it cancels"
     named = transfer(api, value=too_much, requestId="named")
     number, message, _ = await fault(api, "eth_sendTransaction", named)
     assert (number, message.split(":")[0]) == (-32000, "insufficient funds for gas * price + value")
     (waiting,) = (await api.get("/tx", state="QUEUED")).json["items"]
     assert (waiting["requestId"], waiting["subState"]) == ("named", "UNFUNDED")
-    assert "wei are missing" in waiting["error"]
+    assert waiting["error"].endswith("wei are missing; it is sent when the balance suffices")
     behind = transfer(api)  # it would wait for that one
     number, message, _ = await fault(api, "eth_sendTransaction", behind)
-    assert (number, message) == (-32000, waiting["error"])
+    assert (number, message) == (-32000, waiting["error"].removesuffix(SENT_LATER_TEXT))
     await anvil.call("anvil_setBalance", api.signers[0], hex(10**31))
     await api.get(f"/tx/{waiting['txId']}", wait="submitted", timeout=60)  # affordable on its own
     sent = await result(api, "eth_sendTransaction", named)

@@ -10,6 +10,7 @@ a new nonce for one of them would carry it out twice. So the lane searches for t
 - A transaction without a match is foreign. The signer enters PROTECT, and the reason names hash, block and receiver. If
   the key is declared shared (`nonce.shared_key`), the cursor moves past it, and journal and log record that.
 - A transaction that is not found within the bound also leads to PROTECT, and the reason names the blocks searched.
+- So does one that has the effect of a request and may be older than it: the chain's clock is behind the database's.
 
 The same holds for a nonce of a stored transaction that an unknown hash has consumed: if the unknown transaction has the
 same effect (a fee bump whose commit was lost), it becomes one more attempt.
@@ -35,6 +36,7 @@ attach bytes that were never signed. A fork that removes its block is harmless, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -54,6 +56,7 @@ from fencepost.domain.ids import Signer
 from fencepost.domain.states import State
 from fencepost.domain.transaction import Call, SignedTx, UnsignedTx
 from fencepost.domain.transaction_state import Attempt, JournalEntry, Kind, ManagedTx, Purpose
+from fencepost.errors import RpcError
 
 # Requests per read during the search for candidates.
 PAGE_SIZE = 512
@@ -75,12 +78,22 @@ _INTENT, _FILLER = Purpose.INTENT, Purpose.FILLER
 
 
 class NonceSurvey(NamedTuple):
-    """The consumers of some nonces: each nonce is matched, foreign, or missing."""
+    """The consumers of some nonces: each nonce is matched, foreign, unclear, or missing."""
 
     nonces: range
     matches: dict[int, Match]
     foreign: dict[int, MinedTx]
+    unclear: dict[int, Match]
     found: SearchResult
+    chain_lag_s: float
+
+    def describe_unclear(self, nonce: int) -> str:
+        mined, request = self.unclear[nonce]
+        return (
+            f"{mined} has the effect of request {request.tx_id} and looks older than it, but the chain's clock is"
+            f" {self.chain_lag_s:.0f} s behind the database's: cancel the request if that transaction carried it out,"
+            " else correct the chain's clock"
+        )
 
 
 async def survey(
@@ -97,13 +110,36 @@ async def survey(
     found = await find_transactions(chain, signer.address, nonces, lowest=lowest, max_blocks=max_blocks)
     effects = {effect_of(tx.chain_id, tx.call) for tx in found.by_nonce.values()}
     candidates = await unsent_requests(ledger, signer, effects)
-    matches, foreign = attribute(found.by_nonce.values(), candidates, by_time=by_time)
+    lag_s = await _chain_lag_s(chain, candidates) if by_time else 0.0
+    matches, foreign, unclear = attribute(
+        found.by_nonce.values(), candidates, by_time=by_time, chain_lag_s=lag_s
+    )
     return NonceSurvey(
         nonces,
         {match.mined.nonce: match for match in matches},
         {tx.nonce: tx for tx in foreign},
+        {match.mined.nonce: match for match in unclear},
         found,
+        lag_s,
     )
+
+
+async def _chain_lag_s(chain: Chain, requests: Sequence[ManagedTx]) -> float:
+    """Return how far the chain's clock is behind the database's, which accepted the requests; 0 if it is not.
+
+    A chain that mines on demand has an old head, but the block that it would mine now has the present time.
+    """
+    times = [
+        tx.accepted_at_s + tx.age_s
+        for tx in requests
+        if tx.accepted_at_s is not None and tx.age_s is not None
+    ]
+    if not times:
+        return 0.0
+    newest_s = (await chain.head()).timestamp_s
+    with suppress(RpcError):  # not every endpoint builds pending blocks
+        newest_s = max(newest_s, (await chain.head("pending")).timestamp_s)
+    return max(0.0, max(times) - newest_s)
 
 
 async def unsent_requests(ledger: Ledger, signer: Signer, effects: Iterable[Effect]) -> list[ManagedTx]:
@@ -190,6 +226,9 @@ async def _commit_known(
                 obstacle = Obstacle(nonce, reason, is_missing=True)
                 break
             changes.append(change)
+        elif nonce in findings.unclear:
+            obstacle = Obstacle(nonce, findings.describe_unclear(nonce), is_missing=False)
+            break
         elif (mined := findings.foreign.get(nonce)) is None:
             obstacle = Obstacle(
                 nonce,
@@ -438,21 +477,32 @@ async def search_past(lane: Lane, lowest: int, latest: int) -> PastSearch:
             max_blocks=lane.settings.search_blocks,
             by_time=True,
         )
-        if findings.matches:
-            return PastSearch(min(findings.matches))
-        if findings.found.is_behind:
-            return PastSearch(None, is_behind=True)
-        if not findings.found.is_complete:
-            problem = f"not all transactions with nonces {nonces.start} to {nonces.stop - 1} were found: {findings.found.searched}"
-            return PastSearch(None, problem)
+        if (result := _past_of(findings)) is not None:
+            return result
     return PastSearch(None)
+
+
+def _past_of(findings: NonceSurvey) -> PastSearch | None:
+    """Return what the findings say about the requests; None if they carry out none, and the search goes on."""
+    if findings.unclear:
+        return PastSearch(None, findings.describe_unclear(min(findings.unclear)))
+    if findings.matches:
+        return PastSearch(min(findings.matches))
+    if findings.found.is_behind:
+        return PastSearch(None, is_behind=True)
+    if not findings.found.is_complete:
+        nonces = f"{findings.nonces.start} to {findings.nonces.stop - 1}"
+        problem = f"not all transactions with nonces {nonces} were found: {findings.found.searched}"
+        return PastSearch(None, problem)
+    return None
 
 
 async def _block_of_acceptance(lane: Lane, request: ManagedTx) -> int:
     """Return a block that is older than the request; 0 if its age is unknown."""
     if request.accepted_at_s is None:
         return 0
-    return await block_at_time(lane.ports.chain, request.accepted_at_s - PAST_MARGIN_S)
+    lag_s = await _chain_lag_s(lane.ports.chain, [request])
+    return await block_at_time(lane.ports.chain, request.accepted_at_s - lag_s - PAST_MARGIN_S)
 
 
 async def describe_consumer(lane: Lane, nonce: int) -> str:

@@ -28,6 +28,9 @@ IN_FLIGHT_RETRY_S: Final = 1.0
 
 MIN_READING_LIFE_S: Final = 1.0
 
+# The end of the error text of a request that waits for funds.
+SENT_LATER_TEXT: Final = "; it is sent when the balance suffices"
+
 # An unknown balance covers everything.
 _UNLIMITED_WEI: Final = 2**512
 
@@ -113,7 +116,7 @@ def _missing_text(lane: Lane, funds: Funds, needed_wei: int, missing_wei: int, n
     if missing_wei <= 0:
         return f"{text}; the endpoint reports: {node_text}" if node_text else text
     in_flight = f", {funds.in_flight_wei} wei of it for transactions in flight" if funds.in_flight_wei else ""
-    return f"{text}{in_flight}; {missing_wei} wei are missing; it is sent when the balance suffices"
+    return f"{text}{in_flight}; {missing_wei} wei are missing{SENT_LATER_TEXT}"
 
 
 def _is_significant(tx: ManagedTx, missing_wei: int, text: str) -> bool:

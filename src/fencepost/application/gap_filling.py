@@ -80,7 +80,7 @@ async def check_gap(lane: Lane, latest: int, *, below: int) -> None:
 
 async def fillers(lane: Lane, nonces: Sequence[int]) -> list[TxChange]:
     """Sign one filler per nonce. The caller stores and allocates them in one write; then they are sent like all others."""
-    fees = await signing.quote(lane)
+    fees = await signing.quote(lane, Purpose.FILLER)
     gas = await signing.filler_gas(lane)
     txs = [
         ManagedTx(

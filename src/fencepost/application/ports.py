@@ -483,6 +483,7 @@ class CommandStore(Protocol):
     async def submit(self, command: NewCommand, actor: Actor) -> int:
         """Store the command and its audit row in one database transaction, and return the command's id.
 
-        If the newest open command for the same transaction or signer is the same, return its id instead.
+        If the newest open command for the same transaction or signer is the same, return its id instead. For a cancel,
+        return the id of the applied cancel of that transaction, if there is one.
         """
         ...

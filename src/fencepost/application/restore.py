@@ -136,6 +136,7 @@ async def _examine_ahead(lane: Lane, report: SignerReport, cursor: Cursor | None
         report.decisions += [
             f"{mined} matches no stored request" for _, mined in sorted(findings.foreign.items())
         ]
+    report.decisions += [findings.describe_unclear(nonce) for nonce in sorted(findings.unclear)]
     missing = sorted(set(findings.nonces) - findings.found.by_nonce.keys())
     if missing:
         report.decisions.append(

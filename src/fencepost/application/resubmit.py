@@ -142,7 +142,7 @@ async def is_worth_a_bump(lane: Lane, tx: ManagedTx) -> bool:
     """Return whether a bump may help. Where bumps are off, only fillers get here: they follow the quoted price."""
     if lane.settings.bump_enabled:
         return True
-    quoted, paid = await signing.quote(lane), tx.latest.fees
+    quoted, paid = await signing.quote(lane, tx.latest.purpose), tx.latest.fees
     return quoted.fee_cap_wei > paid.fee_cap_wei or quoted.tip_wei > paid.tip_wei
 
 

@@ -121,15 +121,22 @@ def _of_tier(lane: Lane, quoted: FeeQuote, tx: ManagedTx | None) -> Fees:
     return quoted.of(lane.settings.fee_tier if own is None else own)
 
 
-async def quote(lane: Lane, tx: ManagedTx | None = None) -> Fees:
+async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT, tx: ManagedTx | None = None) -> Fees:
     """Return what a new attempt should pay now: the fixed price exactly, or what the price source suggests.
 
-    The transaction's tier counts, else the signer's. It is never above the limits of the operator, the chain's cap and
-    the signer's policy.
+    The transaction's tier counts, else the signer's. A filler pays the suggestion if that is more than the fixed price: at the fixed price it would be replaced by a
+    slightly higher one again and again. The result is never above the limits of the operator, the chain's cap and the
+    signer's policy.
     """
     await refresh_limits(lane)
-    unsigned = lane.settings.fixed_fees or await market(lane, tx)
-    return pricing.within(unsigned, operator_limit(lane).fees)
+    fixed = lane.settings.fixed_fees
+    if fixed is None:
+        suggested = await market(lane, tx)
+    elif purpose is _FILLER:
+        suggested = pricing.higher(fixed, await market(lane, tx))
+    else:
+        suggested = fixed
+    return pricing.within(suggested, operator_limit(lane).fees)
 
 
 def first_fees(lane: Lane, tx: ManagedTx, quoted: Fees) -> Fees:
@@ -185,7 +192,7 @@ async def replacement_fees(lane: Lane, tx: ManagedTx, purpose: Purpose, at_least
     fixed = lane.settings.fixed_fees if purpose is not _FILLER else None
     if fixed is not None:
         limit = limit.lowered(fixed, "the fixed price (fees.fixed_fee_cap)")
-    tx_type, quoted = tx.latest.type, await quote(lane, tx)
+    tx_type, quoted = tx.latest.type, await quote(lane, purpose, tx)
     fees = pricing.replacement(
         tx.latest.fees,
         percent=lane.settings.bump_percent,
@@ -293,7 +300,12 @@ async def signs_fillers(lane: Lane, tx: ManagedTx, *, nonce: int) -> bool:
         intent=Intent(call=Call(to=tx.signer.address))
     )  # of the usual type, whatever the request's is
     unsigned = build_unsigned(
-        lane, plain, nonce=nonce, gas=TRANSFER_GAS, fees=await quote(lane), purpose=Purpose.FILLER
+        lane,
+        plain,
+        nonce=nonce,
+        gas=TRANSFER_GAS,
+        fees=await quote(lane, Purpose.FILLER),
+        purpose=Purpose.FILLER,
     )
     require_within_limit(lane, plain, unsigned, Purpose.FILLER)
     try:
@@ -342,7 +354,7 @@ async def next_attempt(
     lane: Lane, tx: ManagedTx, *, purpose: Purpose, at_least: Fees | None = None
 ) -> Attempt:
     """Sign a replacement at the transaction's nonce, which pays at least `at_least` if the limits allow it."""
-    fees = await replacement_fees(lane, tx, purpose, at_least) if tx.attempts else await quote(lane)
+    fees = await replacement_fees(lane, tx, purpose, at_least) if tx.attempts else await quote(lane, purpose)
     gas = await filler_gas(lane) if purpose is Purpose.FILLER else tx.latest.gas
     unsigned = build_unsigned(lane, tx, nonce=tx.held_nonce(), gas=gas, fees=fees, purpose=purpose)
     return (await sign(Batch(lane, [tx], [unsigned], purpose)))[0]

@@ -7,7 +7,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,10 +26,12 @@ from fencepost.bootstrap.keys import key_sources
 from fencepost.cli.options import settings_options
 from fencepost.cli.rendering import console, table
 from fencepost.dev.embedded import embedded_services
+from fencepost.domain.ids import BlockHash
 from fencepost.errors import ChainSilent, FencepostError
 from fencepost.settings import Loaded, Settings
 
 Verdict = Literal["ok", "warn", "fail"]
+GenesisByChain = Mapping[int, BlockHash]
 
 OLDEST_PYTHON = (3, 11)
 MAX_CLOCK_DIFFERENCE_S = 1.0
@@ -71,7 +73,8 @@ async def _examine(settings: Settings) -> list[Check]:
     try:
         async with embedded_services(settings, report=lambda _: None) as embedded:
             checks += [check async for check in _database(embedded.dsn, settings)]
-            checks += [check async for check in _chains(embedded.settings, embedded.private_keys)]
+            genesis = await _stored_genesis(embedded.dsn, settings)
+            checks += [check async for check in _chains(embedded.settings, embedded.private_keys, genesis)]
     except FencepostError as error:
         checks.append(Check("embedded servers", "fail", str(error)))
     return checks
@@ -141,15 +144,34 @@ async def _clock(connection: asyncpg.Connection[asyncpg.Record]) -> Check:
     )
 
 
-def _open_chain(*urls: str) -> EvmChain:
+async def _stored_genesis(dsn: str, settings: Settings) -> GenesisByChain:
+    """Read the first block of each chain that this database has used; nothing if the database can't say it yet."""
+    try:
+        connection = await asyncpg.connect(dsn, timeout=settings.database.connect_timeout_s)
+    except CONNECT_ERRORS:
+        return {}  # the check of the database reports it
+    try:
+        rows = await connection.fetch("SELECT chain_id, genesis_hash FROM chain_identity")
+    except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
+        return {}  # the checks of migrations and rights report it
+    finally:
+        await connection.close()
+    return {row["chain_id"]: BlockHash(row["genesis_hash"]) for row in rows}
+
+
+def _open_chain(*urls: str, genesis: GenesisByChain) -> EvmChain:
+    async def stored_or_reported(chain_id: int, reported: BlockHash) -> BlockHash:
+        return genesis.get(chain_id, reported)
+
     return EvmChain(
-        [JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MAX_RPC_BODY_BYTES) for url in urls]
+        [JsonRpc(url, timeout_s=RPC_TIMEOUT_S, max_body_bytes=MAX_RPC_BODY_BYTES) for url in urls],
+        confirm_genesis=stored_or_reported,
     )
 
 
-async def _endpoint(name: str, url: str, chain_id: int) -> Check:
+async def _endpoint(name: str, url: str, chain_id: int, genesis: GenesisByChain) -> Check:
     """Check one endpoint of several: a node runs without it, so only one that serves another chain is a failure."""
-    check, chain = f"endpoint of {name}", _open_chain(url)
+    check, chain = f"endpoint of {name}", _open_chain(url, genesis=genesis)
     try:
         await chain.verify_chain_id(chain_id)
         head = await chain.head()
@@ -162,7 +184,9 @@ async def _endpoint(name: str, url: str, chain_id: int) -> Check:
     return Check(check, "ok", f"{masked(url)}, block {head.number}")
 
 
-async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterator[Check]:
+async def _chains(
+    settings: Settings, more_keys: tuple[str, ...], genesis: GenesisByChain
+) -> AsyncIterator[Check]:
     try:
         keys = await load_keys(**key_sources(settings, more_keys))
     except FencepostError as error:
@@ -177,7 +201,7 @@ async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterat
         count if addresses else "no signer: set FENCEPOST_KEY_… or keys.file",
     )
     for name, configured in settings.chains.items():
-        chain = _open_chain(*configured.rpc_urls)
+        chain = _open_chain(*configured.rpc_urls, genesis=genesis)
         try:
             if not configured.id:
                 raise await chain_id_missing(name, chain)
@@ -186,7 +210,7 @@ async def _chains(settings: Settings, more_keys: tuple[str, ...]) -> AsyncIterat
             yield Check(f"chain {name}", "ok", f"id {chain_id}, block {head.number}")
             if len(configured.rpc_urls) > 1:  # the chain is usable if one of them is
                 for url in configured.rpc_urls:
-                    yield await _endpoint(name, url, chain_id)
+                    yield await _endpoint(name, url, chain_id, genesis)
             for address in addresses:
                 balance_wei = await chain.balance_wei(address)
                 verdict: Verdict = "ok" if balance_wei else "warn"

@@ -24,7 +24,7 @@ from fencepost.domain.fees import FeeTier
 
 
 def _request_id(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    if value == "":
+    if value is not None and not value.strip():
         raise click.BadParameter(
             "it is empty: give an id, or leave the option out for a random one", ctx, param
         )

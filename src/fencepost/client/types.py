@@ -45,11 +45,11 @@ class SendParams(TypedDict, total=False):
 def to_wire(params: SendParams) -> TxRequest:
     """Convert one transaction to its API request, with a fixed request id that every retry carries.
 
-    Raises `InvalidRequest` for an empty request id: it usually comes from an unset variable, and a random id in its place
-    would make each repetition of the call a new transaction.
+    Raises `InvalidRequest` for an empty or blank request id: it usually comes from an unset variable, and a random id in its
+    place would make each repetition of the call a new transaction.
     """
     request_id = params.get("request_id")
-    if request_id == "":
+    if request_id is not None and not request_id.strip():
         raise InvalidRequest("request_id is empty: pass an id, or None for a random one", field="request_id")
     return TxRequest(
         signer=params["signer"],

@@ -9,7 +9,10 @@ nonces are assigned in the order of arrival. Which of two equal requests gets wh
 chain. But no transaction may count for two requests, and no request for two transactions.
 
 An account may have earlier transactions of its own that look like the present requests. Where the database never assigned a
-nonce, time separates them: a transaction that was mined before a request was accepted did not carry it out.
+nonce, time separates them: a transaction that was mined before a request was accepted did not carry it out. Two clocks are
+compared, the chain's and the database's. If the chain's is behind (a dev chain with a set time), a transaction that carried a
+request out also looks older than it. So what looks older only because of that difference is neither a match nor foreign: it is
+unclear, and an operator decides. A chain whose clock was behind then and is right now can't be recognized.
 """
 
 from __future__ import annotations
@@ -68,10 +71,11 @@ class Match(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """The result of `attribute`: each transaction is either a match or foreign. Both are in the order of nonces."""
+    """The result of `attribute`: each transaction is a match, foreign, or unclear. All are in the order of nonces."""
 
     matches: tuple[Match, ...]
     foreign: tuple[MinedTx, ...]
+    unclear: tuple[Match, ...]
 
 
 def may_match(request: ManagedTx) -> bool:
@@ -83,34 +87,42 @@ def may_match(request: ManagedTx) -> bool:
 
 
 def attribute(
-    mined: Iterable[MinedTx], requests: Iterable[ManagedTx], *, by_time: bool = False
+    mined: Iterable[MinedTx],
+    requests: Iterable[ManagedTx],
+    *,
+    by_time: bool = False,
+    chain_lag_s: float = 0.0,
 ) -> Attribution:
     """Match one to one: the lowest nonce first, with the oldest request that has the same effect.
 
-    With `by_time`, a transaction that was mined before a request was accepted does not match that request.
+    With `by_time`, a transaction that was mined before a request was accepted does not match that request. `chain_lag_s`
+    is how far the chain's clock is behind the database's.
     """
     waiting: dict[Effect, deque[ManagedTx]] = defaultdict(deque)
     for request in sorted(filter(may_match, requests), key=lambda request: request.seq):
         waiting[effect_of(request.signer.chain_id, request.intent.call)].append(request)
     matches: list[Match] = []
     foreign: list[MinedTx] = []
+    unclear: list[Match] = []
     for tx in sorted(mined, key=lambda tx: tx.nonce):
         same = waiting.get(effect_of(tx.chain_id, tx.call))
-        if same and not (by_time and _is_older(tx, same[0])):
-            matches.append(Match(tx, same.popleft()))
-        else:
+        if not same or (by_time and _is_older(tx, same[0], chain_lag_s)):
             foreign.append(tx)
-    return Attribution(tuple(matches), tuple(foreign))
+        elif by_time and _is_older(tx, same[0], 0.0):
+            unclear.append(Match(tx, same.popleft()))
+        else:
+            matches.append(Match(tx, same.popleft()))
+    return Attribution(tuple(matches), tuple(foreign), tuple(unclear))
 
 
-def _is_older(mined: MinedTx, request: ManagedTx) -> bool:
+def _is_older(mined: MinedTx, request: ManagedTx, chain_lag_s: float) -> bool:
     """Return whether the transaction was mined before the request was accepted.
 
     `request` is the oldest of equal requests: if it is too late, so are the others.
     """
     if mined.timestamp_s is None or request.accepted_at_s is None:
         return False
-    return mined.timestamp_s + CLOCK_MARGIN_S < request.accepted_at_s
+    return mined.timestamp_s + chain_lag_s + CLOCK_MARGIN_S < request.accepted_at_s
 
 
 def is_filler(mined: MinedTx) -> bool:

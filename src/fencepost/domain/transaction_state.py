@@ -118,6 +118,7 @@ class ManagedTx(Struct, frozen=True):
     valid_until_s: float | None = None
     received_s: float | None = None  # when it was accepted; loaded only where it is needed
     accepted_at_s: float | None = None  # the same, in Unix time of the database's clock
+    age_s: float | None = None  # from then to the read, by the same clock
 
     @property
     def is_terminal(self) -> bool:

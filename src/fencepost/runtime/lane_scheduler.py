@@ -12,7 +12,7 @@ The failure of a step is handled here, and only here:
 |---|---|
 | FENCED | the term is over: the lane and its queue are dropped, nothing more is written |
 | a row was changed by another writer | the lane is loaded again |
-| an endpoint cannot be reached | the lane is retried after a growing pause, and after some time its transactions say why (`application/stall.py`); if it was never reconciled, its lease is released, so that a node with a better connection can acquire it |
+| an endpoint cannot be reached | the lane is retried after a growing pause, and after some time its transactions say why (`application/stall.py`); if it was never reconciled and another node may serve the signer, its lease is released, later each time |
 | anything else, above all database errors | the outcome is unknown: the lane is dropped and acquired anew. A failure that is not the database's has a growing pause; after several of the same kind the signer's next lane starts with PROTECT and the error (`runtime/repeated_failures.py`) |
 """
 
@@ -57,6 +57,9 @@ MIN_NONCES_PER_STEP = 32
 # so many waiting lanes that they have to wait anyway, larger batches cost less.
 MIN_BATCH_SIZE, MAX_BATCH_SIZE = 100, 256
 
+# A lane that was never reconciled is given up after it has failed for this long, doubling each time it was in vain.
+FIRST_GIVE_UP_S = 1.0
+
 
 def fair_share(lanes: int) -> int:
     """Return how many nonces a lane allocates in one step: they are signed together while the other lanes wait."""
@@ -79,6 +82,7 @@ class LaneScheduler:
     on_failing: Callable[[Signer, float], None]  # the same, but not before this many seconds
     on_given_up: Callable[[Lane], None]  # the lane was dropped, its lease is still valid: release it
     on_retired: Callable[[Lane], None]  # the last step of a retiring lane has ended: release its lease
+    is_served_elsewhere: Callable[[Signer], bool] = lambda _signer: True  # another node may serve the signer
     is_database_failure: IsDatabaseFailure = is_broken_connection
     _slots: dict[Signer, LaneSlot] = field(default_factory=dict)
     _ready: list[asyncio.Queue[Signer]] = field(default_factory=list)
@@ -458,7 +462,20 @@ class LaneScheduler:
         slot.lacks_chain = isinstance(error, RpcError)
         slot.must_step_alone |= is_stalled(lane)  # only its own step records that
         pause_s = slot.pause_s()
-        if pause_s is None:
+        if slot.never_started and self._may_give_up(slot):
+            self.failures.handed_over(lane.signer)
             self._drop_slot(slot)
-            self.on_given_up(slot.lane)
+            self.on_given_up(lane)
+            return None
         return pause_s
+
+    def _may_give_up(self, slot: LaneSlot) -> bool:
+        """Return whether another node may do better. It is tried less often each time, so that signers do not circulate."""
+        lane = slot.lane
+        since_s = lane.failing_since_s
+        after_s = self.failures.hand_over_after_s(lane.signer, FIRST_GIVE_UP_S)
+        return (
+            since_s is not None
+            and lane.now_s() - since_s >= after_s
+            and self.is_served_elsewhere(lane.signer)
+        )

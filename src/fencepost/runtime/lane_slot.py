@@ -33,14 +33,14 @@ class LaneSlot:
         self._failures = self._moves = 0
         self.lacks_chain = False
 
-    def pause_s(self) -> float | None:
-        """Count an unreachable endpoint, and return the seconds until the next try, which grow each time.
+    @property
+    def never_started(self) -> bool:
+        """Return whether the lane failed too often before it was reconciled."""
+        return not self.lane.reconciled and self._failures >= MAX_FAILURES_UNRECONCILED
 
-        None means that the lane failed too often before it was reconciled: release it.
-        """
+    def pause_s(self) -> float:
+        """Count an unreachable endpoint, and return the seconds until the next try, which grow each time."""
         self._failures += 1
-        if not self.lane.reconciled and self._failures >= MAX_FAILURES_UNRECONCILED:
-            return None
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * float(1 << min(self._failures, 8)))
 
     def may_reload(self) -> bool:

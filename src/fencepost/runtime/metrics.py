@@ -223,7 +223,7 @@ class Metrics:
         )
         self.rpc_hedged = self._counters(
             "rpc_hedged_total",
-            "Reads that were asked a second time, because this endpoint had not answered soon.",
+            "Calls that were repeated, because this endpoint had not answered soon.",
             "endpoint",
         )
         self.db_pool_connections = self._gauge(

@@ -92,6 +92,7 @@ class Node:
             on_failing=lambda signer, in_s: self.lease_acquirer.retry(signer, in_s=in_s),
             on_given_up=self._on_given_up,
             on_retired=lambda lane: self.lease_releaser.add(lane.term),
+            is_served_elsewhere=lambda signer: self.router.may_be_served_by_others(signer.chain_id),
             is_database_failure=self.is_database_failure,
         )
         self.lease_releaser = LeaseReleaser(self.ledger, self.clock, self.observer)

@@ -52,6 +52,9 @@ class Router:
     me: Member
     grace_s: float = 0.0
     _others: tuple[Member, ...] = ()  # live nodes with the same keys and chains, in either mode
+    _with_other_keys: tuple[
+        Member, ...
+    ] = ()  # live nodes whose keys or chains differ, so they may share a signer
     _by_name: dict[str, Member] = field(default_factory=dict)
     _free: dict[Signer, _Free] = field(default_factory=dict)
     _passed_over: dict[tuple[Signer, UUID], float] = field(default_factory=dict)  # until when
@@ -74,6 +77,7 @@ class Router:
             for member in members
             if member.serves == self.me.serves and member.incarnation != self.me.incarnation
         )
+        self._with_other_keys = tuple(member for member in members if member.serves != self.me.serves)
         changed = by_name != self._by_name
         self._by_name = by_name
         return changed
@@ -92,6 +96,10 @@ class Router:
     def is_served_by_others(self, chain_id: int) -> bool:
         """Return whether another live node has the same keys, and endpoints of this chain that answer."""
         return any(chain_id not in member.silent_chains for member in self._others)
+
+    def may_be_served_by_others(self, chain_id: int) -> bool:
+        """Return whether a live node that may have the same keys has endpoints of this chain that answer."""
+        return any(chain_id not in member.silent_chains for member in (*self._others, *self._with_other_keys))
 
     def wait_s(self, signer: Signer, now_s: float) -> float:
         """Return how long to leave a free signer to its preferred node; 0: acquire it now."""

@@ -109,6 +109,23 @@ async def test_a_fixed_price_is_signed_exactly(bench: Bench, *, bump: bool) -> N
     assert "fees.source is fixed" in (bench.tx(tx_id).error or "")
 
 
+async def test_the_filler_of_a_cancel_pays_the_market_price_where_prices_are_fixed(bench: Bench) -> None:
+    """At a fixed price below the market it was rejected, raised by ten percent, rejected, raised, …"""
+    bench.chain.base_fee_wei = 50 * GWEI
+    node = bench.node(replace(QUICK, fixed_fees=Fees(GWEI, GWEI)))
+    tx_id = await bench.request()
+    await node.turn()
+    await bench.ask("cancel", tx_id)
+    await turns(bench, node, 2)
+    attempts = bench.tx(tx_id).attempts
+    assert [attempt.purpose for attempt in attempts] == [Purpose.INTENT, Purpose.FILLER]
+    assert attempts[0].fees == Fees(GWEI, GWEI)
+    assert attempts[1].fees.fee_cap_wei == 2 * bench.chain.base_fee_wei + bench.chain.tip_wei
+    bench.chain.mine(2)
+    await node.turn(2)
+    assert bench.state(tx_id) is State.CANCELLED
+
+
 async def test_a_bump_command_signs_a_raised_fixed_price(bench: Bench) -> None:
     node = bench.node(replace(QUICK, fixed_fees=Fees(GWEI // 2, GWEI // 4)))
     tx_id = await bench.request()

@@ -104,8 +104,9 @@ def test_a_given_request_id_is_kept_and_sends_without_one_differ() -> None:
 
 def test_an_empty_request_id_is_rejected_before_anything_is_sent() -> None:
     stage = Stage(sayings=[ok()])
-    with pytest.raises(InvalidRequest, match="request_id is empty"):
-        send(stage, request_id="")
+    for request_id in ("", " "):
+        with pytest.raises(InvalidRequest, match="request_id is empty"):
+            send(stage, request_id=request_id)
     many: list[SendParams] = [{"signer": "0x", "request_id": f"r{number}"} for number in range(1001)]
     with pytest.raises(InvalidRequest, match="request_id is empty"):
         stage.walk(stage.calls().send_many([*many, {"signer": "0x", "request_id": ""}]))

@@ -51,7 +51,7 @@ def test_each_transaction_is_matched_once_or_foreign(
     mined: list[MinedTx], requests: list[ManagedTx], order: object
 ) -> None:
     order.shuffle(requests)  # type: ignore[attr-defined]  # hypothesis gives a Random
-    matches, foreign = attribute(mined, requests)
+    matches, foreign, _ = attribute(mined, requests)
     assert sorted([match.mined for match in matches] + list(foreign), key=lambda tx: tx.nonce) == mined
     matched = [match.request.tx_id for match in matches]
     assert len(set(matched)) == len(matched)
@@ -61,7 +61,7 @@ def test_each_transaction_is_matched_once_or_foreign(
 def test_matches_do_what_was_requested_and_are_as_many_as_possible(
     mined: list[MinedTx], requests: list[ManagedTx]
 ) -> None:
-    matches, _ = attribute(mined, requests)
+    matches, *_ = attribute(mined, requests)
     open_ = [tx for tx in requests if tx.kind is Kind.INTENT and not tx.is_terminal]
     for match in matches:
         assert match.request in open_
@@ -75,7 +75,7 @@ def test_matches_do_what_was_requested_and_are_as_many_as_possible(
 def test_of_equal_requests_the_oldest_has_the_lowest_nonce(
     mined: list[MinedTx], requests: list[ManagedTx]
 ) -> None:
-    matches, _ = attribute(mined, requests)
+    matches, *_ = attribute(mined, requests)
     for call in {match.mined.call for match in matches}:
         same = [match for match in matches if match.mined.call == call]
         seqs = [match.request.seq for match in sorted(same, key=lambda match: match.mined.nonce)]
@@ -113,6 +113,19 @@ def test_a_transaction_mined_before_a_request_was_accepted_is_no_match() -> None
     assert attribute([early], [accepted], by_time=True).foreign == (early,)
     assert [match.mined for match in attribute([late], [accepted], by_time=True).matches] == [late]
     assert attribute([early], [accepted]).matches != ()
+
+
+def test_a_transaction_that_looks_older_by_a_clock_that_is_behind_is_unclear() -> None:
+    call = Call(to=SINK, value_wei=1)
+    accepted = [request(number, call).changed(accepted_at_s=1_000_000.0) for number in (1, 2)]
+    txs = [
+        mined(nonce, call).changed(timestamp_s=at_s) for nonce, at_s in enumerate((998_000, 999_100, 999_990))
+    ]
+    found = attribute(txs, accepted, by_time=True, chain_lag_s=1_000.0)
+    assert found.foreign == (txs[0],)
+    assert [(match.mined.nonce, match.request.seq) for match in found.unclear] == [(1, 1)]
+    assert [(match.mined.nonce, match.request.seq) for match in found.matches] == [(2, 2)]
+    assert attribute(txs, accepted, chain_lag_s=1_000.0).unclear == ()
 
 
 def test_an_empty_transfer_to_the_signer_is_a_filler() -> None:

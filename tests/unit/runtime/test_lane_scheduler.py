@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from fakes.bench import CHAIN_ID, Bench, BenchNode
 from fakes.failing_call import FailingCall, FailureMode
+from fencepost.application.membership import Member
 from fencepost.domain.states import State
+from fencepost.errors import RpcUnavailable
+from fencepost.runtime.lane_slot import MAX_PAUSE_S
 from fencepost.runtime.pending_forks import FORK_TTL_S
 
 
@@ -164,3 +167,46 @@ async def test_the_lease_of_an_idle_lane_is_renewed_every_other_time_and_of_a_bu
     for _ in range(3):
         bench.clock.advance(pace_s)
         assert await node.node.renew_once() == 1
+
+
+async def _fail_until_given_up(bench: Bench, at: BenchNode, *, within_s: float) -> float | None:
+    """Let every step of an unreconciled lane fail; return after how many seconds it is given up, or None."""
+    lanes = at.node.lanes
+    at.node.lease_acquirer._not_before_s.clear()
+    await at.node.acquire_once()
+    started_s = bench.clock.now_s()
+    while bench.clock.now_s() - started_s < within_s:
+        pause_s = lanes._after_failure(lanes._slots[bench.signer], RpcUnavailable("no endpoint answers"))
+        if pause_s is None:
+            await at.node.lease_releaser.once()
+            return bench.clock.now_s() - started_s
+        assert pause_s <= MAX_PAUSE_S
+        bench.clock.advance(pause_s)
+        await at.node.renew_once()
+    return None
+
+
+async def test_a_lane_that_can_not_start_stays_while_no_other_node_can_serve_it() -> None:
+    bench = Bench()
+    at = bench.node()
+    await bench.request()
+    assert await _fail_until_given_up(bench, at, within_s=600.0) is None
+    assert bench.signer in at.node.lanes
+    assert at.lane.term.token == 1, "one term, however long the endpoints are silent"
+
+
+async def test_a_lane_that_can_not_start_is_given_up_later_each_time() -> None:
+    bench = Bench()
+    at = bench.node()
+    await bench.request()
+    at.node.router.update([Member("other", uuid4(), "basic", "")])
+    after_s = [await _fail_until_given_up(bench, at, within_s=600.0) for _ in range(7)]
+    held_s = [seconds for seconds in after_s if seconds is not None]
+    assert len(held_s) == 7
+    assert held_s[0] < 3.0, "a node with a better connection gets it soon"
+    assert held_s == sorted(held_s)
+    assert held_s[-1] >= 60.0
+    at.node.router.update([Member("other", uuid4(), "basic", "", silent_chains=frozenset({CHAIN_ID}))])
+    assert await _fail_until_given_up(bench, at, within_s=600.0) is None, (
+        "the other node cannot read the chain"
+    )

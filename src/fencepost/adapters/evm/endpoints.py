@@ -6,7 +6,9 @@ Contract
 - A read that takes longer than the endpoint's calls usually do is hedged: the next healthy endpoint is called as well, or
   the same one over another connection, and the first answer wins (`hedging.py`). A call that takes much longer is
   cancelled and tried again, with a longer time-out each time. So a call that hangs does not block a lane, and an endpoint
-  that has become slow is still used. Sends are cancelled too, but never hedged or repeated.
+  that has become slow is still used.
+- A send is hedged later than a read, and only over another connection to the same endpoint. The same bytes are harmless
+  twice: the endpoint answers that it knows them. All tries together have one time-out, which doubles while it is exceeded.
 - `ask_all` calls every healthy endpoint at the same time. Once one has answered, the others have `grace_s` left: a node
   that hangs must not block the others.
 - An endpoint that failed backs off for 0.5 s, doubling to 30 s, and is called meanwhile only if all others failed too.
@@ -65,6 +67,9 @@ _TIMEOUT_MULTIPLES: Final = (1, 2, None)
 _HEDGE_FACTOR: Final = 4.0
 _MIN_HEDGE_DELAY_S: Final = 0.05
 _FIRST_HEDGE_DELAY_S: Final = 1.0  # until the endpoint has answered once
+# A send is hedged after this multiple of the endpoint's average latency, and no sooner than this.
+_SEND_HEDGE_FACTOR: Final = 5.0
+_MIN_SEND_HEDGE_DELAY_S: Final = 0.25
 
 
 def consensus_value(values: Sequence[int]) -> int:
@@ -119,10 +124,20 @@ class Endpoint:
 
     def send_timeout_s(self) -> float | None:
         """Return the time-out of a send. It doubles after each time-out: sends may be slow where reads are not."""
-        latency_s = max(self.latency_s, self.send_latency_s)
+        latency_s = self._slower_latency_s()
         if not latency_s:
             return None
         return max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * latency_s, 2 * self.overdue_send_s)
+
+    def send_hedge_delay_s(self) -> float:
+        """Return how long a send may take before it is hedged."""
+        latency_s = self._slower_latency_s()
+        if not latency_s:
+            return _FIRST_HEDGE_DELAY_S
+        return max(_MIN_SEND_HEDGE_DELAY_S, _SEND_HEDGE_FACTOR * latency_s)
+
+    def _slower_latency_s(self) -> float:
+        return max(self.latency_s, self.send_latency_s)
 
     def hedge_delay_s(self) -> float:
         """Return how long a read may take before it is hedged."""
@@ -235,7 +250,7 @@ class Endpoints:
         hedged: Sequence[Endpoint],
     ) -> T:
         """Call endpoints until one answers. Hedges go to those of `hedged` that are not disabled."""
-        self._hedge_budget.note_read()
+        self._hedge_budget.note_call()
         last = len(_TIMEOUT_MULTIPLES) - 1
         race = Race(
             endpoints,
@@ -296,7 +311,7 @@ class Endpoints:
         async def attempt(endpoint: Endpoint) -> T | RpcError:
             try:
                 if is_send:
-                    return await self._call(ask, endpoint, endpoint.send_timeout_s(), is_send=True)
+                    return await self._send(ask, endpoint)
                 return await self._race([endpoint], partial(self._call, ask), hedged=[endpoint])
             except NoAnswer as none:
                 return none.errors[0]
@@ -315,6 +330,25 @@ class Endpoints:
             (endpoint, self._too_slow(endpoint) if task.cancelled() else task.result())
             for endpoint, task in zip(endpoints, tasks, strict=True)
         ]
+
+    async def _send(self, ask: Callable[[Endpoint], Awaitable[T]], endpoint: Endpoint) -> T:
+        """Send to one endpoint; repeat the bytes over another connection while no try has answered."""
+        timeout_s = endpoint.send_timeout_s()
+        self._hedge_budget.note_call()
+        race = Race(
+            [endpoint],
+            lambda target, _nth: self._call(ask, target, None, is_send=True),
+            hedge_targets=[endpoint] if endpoint.wrong_since_s is None else [],
+            hedge_after_s=Endpoint.send_hedge_delay_s,
+            grant=self._grant_hedge,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await race.run()
+        except TimeoutError:
+            endpoint.overdue_send_s = timeout_s or 0.0
+            self._failed(endpoint)
+            raise Overdue(f"{endpoint.rpc.endpoint}: no answer within {timeout_s:.1f} s") from None
 
     def _too_slow(self, endpoint: Endpoint) -> RpcUnavailable:
         self._failed(endpoint)
@@ -336,9 +370,7 @@ class Endpoints:
         except WrongChain as error:
             self._failed(endpoint)
             raise self._wrong_chain_error(endpoint, error) from error
-        except RpcUnavailable as error:
-            if is_send and timeout_s is not None and isinstance(error, Overdue):
-                endpoint.overdue_send_s = timeout_s
+        except RpcUnavailable:
             self._failed(endpoint)
             raise
         except RpcRefused as error:

@@ -1,15 +1,15 @@
-"""Race the tries of one read: when a try is slow, another one starts, so that the caller need not wait for it.
+"""Race the tries of one call: when a try is slow, another one starts, so that the caller need not wait for it.
 
 Contract
 - `Race.run` starts the first try at once. It starts another one when all running tries have failed, or when none has
-  answered after the hedge delay, which doubles with each hedge. The first answer wins; an error other than
-  `RpcUnavailable` is an answer.
+  answered within the hedge delay after the last start. The first answer wins; an error other than `RpcUnavailable` is an
+  answer.
 - The losers are cancelled, and have ended when `run` returns or raises. The same holds if the caller is cancelled.
-- A try that starts while another one runs is a hedge. A target is usually an endpoint. `HedgeBudget` bounds hedges to a share of all reads, plus a few per
-  second, so that a slow node does not get twice the load. A read whose hedge is not granted asks for it again after
-  the same delay.
-- After `Overdue` a target may be tried again; after any other `RpcUnavailable` this read tries it no more.
-- Only reads may be raced: a loser may have been carried out, too.
+- A try that starts while another one runs is a hedge. A target is usually an endpoint. `HedgeBudget` bounds hedges to a
+  share of all calls, plus a few per second, so that a slow node does not get twice the load. A call whose hedge is not
+  granted asks for it again after the same delay.
+- After `Overdue` a target may be tried again; after any other `RpcUnavailable` this race tries it no more.
+- Only reads, and sends of the same bytes, may be raced: a loser may have been carried out, too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fencepost.errors import RpcUnavailable
 T = TypeVar("T")
 Target = TypeVar("Target")
 
-HEDGED_SHARE: Final = 0.2  # of all reads
+HEDGED_SHARE: Final = 0.2  # of all calls
 HEDGES_PER_S: Final = (
     10.0  # in addition to that share: no load for an endpoint, but a help for a lane with few reads
 )
 MAX_HEDGE_BURST: Final = 20
-MAX_RUNNING: Final = 5  # tries of one read at a time
+MAX_RUNNING: Final = 5  # tries of one call at a time
 
 
 class Overdue(RpcUnavailable):
@@ -44,14 +44,14 @@ class NoAnswer(Exception):
 
 
 class HedgeBudget:
-    """Grant hedges: a share of the reads so far, a few per second, and never more than a burst at once."""
+    """Grant hedges: a share of the calls so far, a few per second, and never more than a burst at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counted_at_s = clock()
         self._hedges_left = float(MAX_HEDGE_BURST)
 
-    def note_read(self) -> None:
+    def note_call(self) -> None:
         self._add(HEDGED_SHARE)
 
     def grant(self) -> bool:
@@ -68,7 +68,7 @@ class HedgeBudget:
 
 
 class Race(Generic[Target, T]):
-    """One read of several targets, best first.
+    """One call of several targets, best first.
 
     `ask(target, nth)` is the nth try of a target, from 0. Hedges go to `hedge_targets` alone; `grant(target)` is asked for
     each of them, with the target that is slow.
@@ -93,18 +93,22 @@ class Race(Generic[Target, T]):
 
     async def run(self) -> T:
         """Return the first answer; raise `NoAnswer` if there is none."""
+        loop = asyncio.get_running_loop()
         delay_s = self._start()
+        hedge_at_s = loop.time() + delay_s
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    self._running, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED
+                    self._running, timeout=hedge_at_s - loop.time(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    delay_s *= 2 if self._hedge() else 1
+                    self._hedge()
+                    hedge_at_s = loop.time() + delay_s
                 elif (winner := self._settle(done)) is not None:
                     return winner.result()
                 elif not self._running:
                     delay_s = self._start()
+                    hedge_at_s = loop.time() + delay_s
         finally:
             await self._cancel()
 
@@ -116,14 +120,12 @@ class Race(Generic[Target, T]):
         self._try(target)
         return self._hedge_after_s(target)
 
-    def _hedge(self) -> bool:
-        """Start a hedge, and return whether it was granted."""
+    def _hedge(self) -> None:
+        """Start a hedge if it is granted."""
         target = self._next([target for target in self._tries if target in self._hedge_targets])
         slow = next(iter(self._running.values()))
-        if target is None or len(self._running) >= MAX_RUNNING or not self._grant(slow):
-            return False
-        self._try(target)
-        return True
+        if target is not None and len(self._running) < MAX_RUNNING and self._grant(slow):
+            self._try(target)
 
     def _next(self, targets: Sequence[Target]) -> Target | None:
         """Return the target with the fewest tries; the best of several."""

@@ -83,6 +83,7 @@ def managed_tx(row: Row, attempts: Sequence[Row], *, now_s: float) -> ManagedTx:
             mined=_mined(row),
             lost_at=_lost_at(row),
             accepted_at_s=row.get("accepted_at_s"),
+            age_s=row.get("age_s"),
             **_TX.fields(row, now_s),
         )
     except Exception as error:  # a bad row may fail in any way; it concerns one request only

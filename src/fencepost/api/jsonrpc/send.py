@@ -25,6 +25,7 @@ from fencepost.api.request_parser import quantity, to_request
 from fencepost.api.submission import submit
 from fencepost.application.accept import Request
 from fencepost.application.api_keys import Scope
+from fencepost.application.funds import SENT_LATER_TEXT
 from fencepost.application.ports import NewCommand
 from fencepost.application.queries import TxFilter
 from fencepost.application.tx_waiter import Milestone
@@ -173,9 +174,9 @@ async def hash_of(context: RpcRequestContext, submitted: SubmittedTx) -> TxHash:
         if tx.is_terminal:
             raise unfunded or await _rejection(context, tx)
         if unfunded is None and (error := await _unfunded(context, submitted, tx)) is not None:
-            unfunded = RpcRefused(error, rpc_code=SERVER_ERROR)
             if submitted.may_repeat:
-                raise unfunded
+                raise RpcRefused(error, rpc_code=SERVER_ERROR)
+            unfunded = RpcRefused(error.removesuffix(SENT_LATER_TEXT), rpc_code=SERVER_ERROR)
             await _cancel_unfunded(context, submitted)
             continue
         await _require_unprotected(context, submitted)

@@ -319,7 +319,8 @@ class FeeSettings:
     cap_wei: int = setting(
         Gwei(1, _MAX_PRICE_WEI),
         "500",
-        "The upper limit of the fee per gas, in Gwei, for every transaction and replacement.",
+        "The upper limit of the fee per gas, in Gwei, for every transaction, replacement and filler. A caller's maximum may"
+        " be lower, but does not apply to the fillers of cancelled transactions.",
     )
     min_bump: int = setting(
         Integer(10, 500),

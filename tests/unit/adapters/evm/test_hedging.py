@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,22 @@ async def test_a_hedge_goes_to_no_place_that_is_not_fit_for_it() -> None:
     assert script.started == ["a", "a"]
 
 
+async def test_every_hedge_starts_after_the_same_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One hanging try after another must not hold up the caller longer and longer."""
+    timeouts_s: list[float | None] = []
+    wait = asyncio.wait
+
+    async def noting(*tasks: Any, timeout: float | None = None, **options: Any) -> Any:
+        timeouts_s.append(timeout)
+        return await wait(*tasks, timeout=timeout, **options)
+
+    monkeypatch.setattr("fencepost.adapters.evm.hedging.asyncio.wait", noting)
+    script = Script(a=[hangs, hangs, hangs, hangs, partial(answers, "fifth")])
+    assert await script.race().run() == "fifth"
+    assert len(script.started) == 5
+    assert max(timeout_s for timeout_s in timeouts_s if timeout_s is not None) <= 0.001
+
+
 async def test_a_hedge_that_is_not_granted_is_asked_for_again() -> None:
     answered = iter([False, False, True])
     slow: list[str] = []
@@ -165,7 +182,7 @@ def test_hedges_are_a_share_of_the_reads_and_a_few_per_second() -> None:
     assert sum(budget.grant() for _ in range(100)) == MAX_HEDGE_BURST
     granted = 0
     for _ in range(1000):
-        budget.note_read()
+        budget.note_call()
         granted += budget.grant()
     assert granted == pytest.approx(1000 * HEDGED_SHARE, abs=1)
     now_s += 1.0

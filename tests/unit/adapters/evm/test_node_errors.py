@@ -123,6 +123,7 @@ SAID: tuple[tuple[SendCategory, str], ...] = (
         "Transaction type EIP1559 is invalid, accepted transaction types are [FRONTIER]",
     ),
     (C.TYPE_NOT_SUPPORTED, "rlp: expected input list for types.txdata"),
+    (C.TYPE_NOT_SUPPORTED, "Could not decode transaction: invalid RLP: remainder must be zero"),
     (C.FATAL, "only replay-protected (EIP-155) transactions allowed over RPC"),
     (C.FATAL, "tip above fee cap"),
     (C.FATAL, "max priority fee per gas higher than max fee per gas"),

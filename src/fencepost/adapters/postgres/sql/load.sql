@@ -43,7 +43,8 @@ SELECT a.position,
 -- name: load_unsent
 -- Load a signer's live requests without a nonce, queued or suspended, by arrival.
 SELECT {{tx_columns}},
-       extract(epoch FROM t.created_at)::float8 AS accepted_at_s
+       extract(epoch FROM t.created_at)::float8 AS accepted_at_s,
+       extract(epoch FROM clock_timestamp() - t.created_at)::float8 AS age_s
   FROM managed_tx t
  WHERE t.chain_id = $1 AND t.signer = $2 AND t.is_live AND t.nonce IS NULL AND t.seq > $3
  ORDER BY t.seq
