@@ -22,7 +22,7 @@ from fencepost.application.ports import LaneWrite, NewRequest, ToSign, TxChange
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.states import State
 from fencepost.domain.transaction import SignedTx
-from fencepost.domain.transaction_state import Purpose
+from fencepost.domain.transaction_state import ManagedTx, Purpose
 
 # In order; each ends where the next begins.
 STAGES = ("accept commit", "wait", "price", "sign", "nonce commit", "send", "block", "receipt", "end commit")
@@ -79,9 +79,9 @@ class StageTimer:
         _put(PostgresLedger, "accept", self._begun_by(PostgresLedger.accept))
         real = signing.quote
 
-        async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT) -> Any:
+        async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT, tx: ManagedTx | None = None) -> Any:
             self._quotes_s[lane.signer.address] = time.monotonic()
-            return await real(lane, purpose)
+            return await real(lane, purpose, tx)
 
         signing.quote = quote
 

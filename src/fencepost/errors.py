@@ -113,6 +113,12 @@ class NonceUnavailable(Unready):
     code = "nonce_unavailable"
 
 
+class FeeSourceError(FencepostError):
+    """Report that a gas station gave no usable price."""
+
+    code = "fee_source"
+
+
 class RpcError(FencepostError):
     code = "rpc"
 

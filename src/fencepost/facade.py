@@ -25,6 +25,7 @@ from fencepost.application.tx_events import Subscriber, TxEvents
 from fencepost.application.tx_waiter import Milestone, TxWaiter
 from fencepost.application.uuid7 import new_tx_id
 from fencepost.bootstrap.node import RunningNode, open_node
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Address, Signer
 from fencepost.domain.transaction import Call, Fees, TxType
 from fencepost.domain.transaction_state import Intent, ManagedTx
@@ -145,6 +146,7 @@ class Fencepost:
         data: bytes = b"",
         gas: int | None = None,
         fees: Fees | None = None,
+        tier: FeeTier | None = None,
         tx_type: TxType = TxType.DYNAMIC_FEE,
         chain_id: int | None = None,
     ) -> UUID:
@@ -152,10 +154,11 @@ class Fencepost:
 
         The request is stored when this returns; the transaction is signed and sent later. A repeated `request_id` with
         the same payload returns the same id, and raises `RequestConflict` with another payload. Without `gas` the
-        endpoint estimates the gas limit; without `fees` Fencepost sets the price. `to=None` deploys a contract.
+        endpoint estimates the gas limit; without `fees` it pays the suggested price of `tier`, or of the signer's tier.
+        `to=None` deploys a contract.
         """
         call = Call(to=None if to is None else _address(to, "to"), value_wei=value_wei, data=data)
-        intent = Intent(call=call, gas=gas, fees=fees, type=tx_type)
+        intent = Intent(call=call, gas=gas, fees=fees, type=tx_type, tier=tier)
         request = Request(self.signer(signer, chain_id), intent, request_id)
         return (await self._parts.acceptor.create(request)).tx_id
 

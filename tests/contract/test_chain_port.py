@@ -291,7 +291,7 @@ async def test_an_empty_account_cannot_pay(lab: Lab) -> None:
 
 async def test_a_quote_allows_the_base_fee_to_double(lab: Lab) -> None:
     await lab.mine()
-    fees = await lab.chain.quote_fees()
+    fees = (await lab.chain.quote_fees()).normal
     base_fee_wei = (await lab.chain.head("pending")).base_fee_wei
     assert base_fee_wei is not None
     assert fees.tip_wei > 0

@@ -19,6 +19,7 @@ from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.adapters.signers.local import LocalKeys
 from fencepost.application.accept import Request, RequestAcceptor
 from fencepost.application.chain_view import ChainView
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.hooks import Handler, StuckDecision, StuckHook
 from fencepost.application.lane import Lane, LaneSettings
 from fencepost.application.lane_parts import LanePorts
@@ -115,6 +116,7 @@ class Bench:
     stuck: StuckDecision = "mark"
     stuck_hook: StuckHook | None = None  # overrides `stuck`
     spending: SpendingGuard | None = None  # for lanes created from now on
+    fees: FeeSources | None = None  # likewise
 
     def __post_init__(self) -> None:
         self.database = InMemoryDatabase(self.clock)
@@ -161,6 +163,7 @@ class Bench:
                     decode=decode,
                     incarnation=incarnation,
                     spending=self.spending,
+                    fees=self.fees,
                 ),
             )
 

@@ -34,10 +34,37 @@ async def test_a_transaction_is_returned_with_all_details(api: ApiServer, anvil:
     assert full["finishedAt"]
     assert [attempt["hash"] for attempt in full["attempts"]] == [full["hash"]]
     assert full["attempts"][0]["lastResult"] == "accepted"
+    assert full["attempts"][0]["feeSource"] == "node"
     assert full["receipt"]["transactionHash"] == full["hash"]
     assert full["confirmations"] == {"count": 0, "required": 0, "blocks": [], "newFork": False}
     assert full["payload"]["to"] == RECEIVER
     assert await anvil.call("eth_getTransactionByHash", full["hash"])
+
+
+async def test_the_fees_of_a_chain_are_listed_by_tier(api: ApiServer) -> None:
+    chain_id = (await api.get("/version")).json["chainIds"][0]
+    fees = (await api.get(f"/chains/{chain_id}/fees")).json
+    assert (fees["chainId"], fees["configured"], fees["source"]) == (chain_id, "node", "node")
+    prices = [int(fees[tier]["maxFeePerGas"]) for tier in ("slow", "normal", "fast", "urgent")]
+    assert 0 < prices[0] < prices[1] <= prices[2] < prices[3] <= int(fees["cap"])
+    for unknown in ("7", "x", "9" * 30):
+        answer = await api.get(f"/chains/{unknown}/fees")
+        assert (answer.status, answer.json["code"]) == (400, "chain_unknown")
+
+
+async def test_a_request_pays_the_price_of_its_tier(api: ApiServer) -> None:
+    body = api.transfer("tiered")
+    body["payload"]["feeTier"] = "urgent"
+    tx = (await api.post("/tx", body, wait="confirmed", timeout=60)).json
+    full = (await api.get(f"/tx/{tx['txId']}", include="attempts,payload")).json
+    assert full["payload"]["tier"] == "urgent"
+    normal = await sent(api, "normal")
+    other = (await api.get(f"/tx/{normal['txId']}", include="attempts")).json
+    assert int(full["attempts"][0]["maxFeePerGas"]) > int(other["attempts"][0]["maxFeePerGas"])
+    body["requestId"] = "both"
+    body["payload"]["fees"] = {"maxFeePerGas": "1", "maxPriorityFeePerGas": "1"}
+    answer = await api.post("/tx", body)
+    assert (answer.status, answer.json["field"]) == (400, "payload.feeTier")
 
 
 async def test_the_history_lists_each_phase_once_with_its_actions(api: ApiServer) -> None:

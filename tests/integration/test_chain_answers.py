@@ -175,7 +175,7 @@ async def test_fee_quotes_derive_from_the_fee_history_or_the_gas_price(
     node: FakeEndpoint, chains: OpenChains, history: object, fees: Fees
 ) -> None:
     node.methods |= {"eth_feeHistory": history, "eth_gasPrice": "0xc8"}
-    assert await chains.chain(node).quote_fees() == fees
+    assert (await chains.chain(node).quote_fees()).normal == fees
 
 
 @pytest.mark.parametrize("history", [{"baseFeePerGas": ["0x0", "0x0"], "reward": [["0x0"]]}, None])
@@ -183,7 +183,7 @@ async def test_the_quote_is_zero_where_gas_is_free(
     node: FakeEndpoint, chains: OpenChains, history: object
 ) -> None:
     node.methods |= {"eth_feeHistory": history, "eth_gasPrice": "0x0"}
-    assert await chains.chain(node).quote_fees() == Fees(fee_cap_wei=0, tip_wei=0)
+    assert (await chains.chain(node).quote_fees()).normal == Fees(fee_cap_wei=0, tip_wei=0)
 
 
 async def test_errors_of_gas_estimates_are_classified(node: FakeEndpoint, chains: OpenChains) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
@@ -13,6 +13,7 @@ import msgspec
 from fencepost.application.accept import RequestAcceptor
 from fencepost.application.api_keys import KeyStore
 from fencepost.application.explain_facts import Explainer
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.forwarding import Forwarder, ForwardTokens
 from fencepost.application.membership import NodeView
 from fencepost.application.ports import Chain, CommandStore
@@ -98,6 +99,7 @@ class Chains:
     by_id: Mapping[int, Chain]
     default_id: int
     call_endpoint: CallEndpoint  # sends a caller's JSON-RPC call to an endpoint of the chain
+    fee_sources: Mapping[int, FeeSources] = field(default_factory=dict)  # by chain id
 
 
 @dataclass(frozen=True, slots=True)

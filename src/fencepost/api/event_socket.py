@@ -169,7 +169,9 @@ async def _open_session(context: RequestContext, inbox: asyncio.Queue[Message], 
         lease_duration_s=services.settings.lease_duration_s,
         batch_size=start.batch_size,
     )
-    return _Session(context, consumer, start, inbox, send, renew_interval_s=services.settings.lease_duration_s / 4)
+    return _Session(
+        context, consumer, start, inbox, send, renew_interval_s=services.settings.lease_duration_s / 4
+    )
 
 
 async def _next_message(inbox: asyncio.Queue[Message], within_s: float) -> ClientMessage | None:

@@ -139,7 +139,10 @@ async def present_events(call: RequestContext, events: Sequence[Event]) -> list[
     """Build the responses for events that the caller may see, with their transactions."""
     services = call.services
     return await build_events(
-        events, services.reader, shows_nonce=call.shows_nonce, required=services.settings.required_confirmations
+        events,
+        services.reader,
+        shows_nonce=call.shows_nonce,
+        required=services.settings.required_confirmations,
     )
 
 

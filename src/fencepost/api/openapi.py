@@ -44,6 +44,13 @@ _PATH_TYPES: dict[str, Any] = {
     "subscription_id": {"type": "string", "format": "uuid"},
     "command_id": {"type": "string", "pattern": "^[0-9]{1,18}$"},
     "nonce": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+    "chain_id": {"type": "string", "pattern": "^[0-9]{1,19}$"},
+}
+_PUBLIC_NAMES = {
+    "tx_id": "txId",
+    "command_id": "commandId",
+    "subscription_id": "subscriptionId",
+    "chain_id": "chainId",
 }
 _PREFER = {
     "name": "Prefer",
@@ -88,8 +95,9 @@ def document(table: Sequence[Operation], *, version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     inline = {"address": shapes[2], "hash": shapes[3], **_PATH_TYPES}
     for operation in table:
-        path = operation.path.replace("{tx_id}", "{txId}").replace("{command_id}", "{commandId}")
-        path = path.replace("{subscription_id}", "{subscriptionId}")
+        path = operation.path
+        for name, public in _PUBLIC_NAMES.items():
+            path = path.replace(f"{{{name}}}", f"{{{public}}}")
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schemas, inline)
     for query in queries:
         del schemas[query.__name__]
@@ -181,9 +189,8 @@ def _operation(operation: Operation, schemas: Mapping[str, Any], inline: Mapping
 def _parameters(
     operation: Operation, schemas: Mapping[str, Any], inline: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    names = {"tx_id": "txId", "command_id": "commandId", "subscription_id": "subscriptionId"}
     found: list[dict[str, Any]] = [
-        {"name": names.get(name, name), "in": "path", "required": True, "schema": inline[name]}
+        {"name": _PUBLIC_NAMES.get(name, name), "in": "path", "required": True, "schema": inline[name]}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
     if operation.query is not NoQuery:

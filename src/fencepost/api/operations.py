@@ -44,6 +44,7 @@ from fencepost.schemas.requests import (
 )
 from fencepost.schemas.responses import (
     BatchOut,
+    ChainFeesOut,
     CommandOut,
     CompletionsOut,
     NodesOut,
@@ -653,4 +654,15 @@ def _node() -> list[Operation]:
         "Node",
         scopes=_READ,
     )
-    return [nodes, status, *listed]
+    fees = Operation(
+        "GET",
+        f"{PREFIX}/chains/{{chain_id}}/fees",
+        "getChainFees",
+        "Get what each fee tier pays now on a chain, and which source said so.",
+        system.chain_fees,
+        {200: ChainFeesOut},
+        "Node",
+        scopes=_READ,
+        problems=("chain_unknown", "chain_unavailable"),
+    )
+    return [nodes, status, fees, *listed]

@@ -107,6 +107,7 @@ def _attempt_out(attempt: AttemptView) -> AttemptOut:
         gas=attempt.gas,
         max_fee_per_gas=str(attempt.fees.fee_cap_wei),
         max_priority_fee_per_gas=str(attempt.fees.tip_wei),
+        fee_source=attempt.fee_source or None,
         sent_count=attempt.sent_count,
         last_result=attempt.last_result,
         last_message=attempt.last_message,

@@ -14,6 +14,7 @@ from fencepost.api.context import RequestContext
 from fencepost.api.parsing import check_depth, require_plain
 from fencepost.api.problems import ApiError, expected_problem, unexpected_problem
 from fencepost.application.accept import MAX_DATA_BYTES, MAX_GAS, MAX_REQUEST_ID, MAX_WEI, Request
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Signer
 from fencepost.domain.transaction import AccessEntry, Fees, TxType
 from fencepost.domain.transaction import Call as ChainCall
@@ -93,7 +94,14 @@ def _intent(call: RequestContext, payload: Payload) -> Intent:
     chain_call = ChainCall(to, value_wei, _data(call, payload), access_list)
     gas = None if payload.gas is None else quantity(payload.gas, "payload.gas", maximum=MAX_GAS)
     tx_type = _type(payload)
-    return Intent(chain_call, gas, _fees(payload, tx_type), tx_type)
+    fees = _fees(payload, tx_type)
+    if payload.fee_tier is None:
+        return Intent(chain_call, gas, fees, tx_type)
+    if fees is not None:
+        raise ApiError(
+            "field_invalid", "payload.feeTier: send either a tier or a price", field="payload.feeTier"
+        )
+    return Intent(chain_call, gas, fees, tx_type, FeeTier(payload.fee_tier))
 
 
 def quantity(value: int | str, field: str, *, maximum: int) -> int:

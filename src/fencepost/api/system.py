@@ -8,9 +8,19 @@ from fencepost.api.context import RequestContext, Response
 from fencepost.api.presenters import node_out
 from fencepost.api.problems import ApiError
 from fencepost.api.transactions import SILENT_AFTER_S
-from fencepost.schemas.responses import NodesOut, ReadyOut, StatusOut, VersionOut
+from fencepost.domain.fees import within
+from fencepost.domain.transaction import Fees
+from fencepost.schemas.responses import (
+    ChainFeesOut,
+    NodesOut,
+    ReadyOut,
+    StatusOut,
+    TierFeesOut,
+    VersionOut,
+)
 
 READY_TIMEOUT_S = 2.0
+MAX_CHAIN_ID_DIGITS = 19
 
 
 async def alive(_call: RequestContext) -> Response:
@@ -63,6 +73,36 @@ async def version(call: RequestContext) -> Response:
             chain_ids=sorted(services.chains.by_id),
             default_chain_id=services.chains.default_id,
             events=services.settings.events,
+        )
+    )
+
+
+async def chain_fees(call: RequestContext) -> Response:
+    """Report what each tier pays now on a chain."""
+    text = call.path_text("chain_id")
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_CHAIN_ID_DIGITS):
+        raise ApiError("chain_unknown", "chain_id: must be a whole number")
+    chain_id = call.chain_id(int(text))
+    sources = call.services.chains.fee_sources[chain_id]
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        quoted = await sources.offered()
+
+    def tier(fees: Fees) -> TierFeesOut:
+        limited = within(fees, Fees(fee_cap_wei=sources.cap_wei, tip_wei=sources.cap_wei))
+        return TierFeesOut(
+            max_fee_per_gas=str(limited.fee_cap_wei), max_priority_fee_per_gas=str(limited.tip_wei)
+        )
+
+    return Response(
+        ChainFeesOut(
+            chain_id=chain_id,
+            configured=sources.configured,
+            source=quoted.source,
+            cap=str(sources.cap_wei),
+            slow=tier(quoted.slow),
+            normal=tier(quoted.normal),
+            fast=tier(quoted.fast),
+            urgent=tier(quoted.urgent),
         )
     )
 

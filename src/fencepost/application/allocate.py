@@ -423,6 +423,10 @@ def _covered(lane: Lane, priced: list[Priced]) -> list[Priced]:
 async def _limit_error(lane: Lane, tx: ManagedTx, gas: int, fees: Fees) -> str | None:
     """Return which limit forbids the request; if none does, reserve its maximum cost from the signer's daily limit."""
     limit = signing.operator_limit(lane)
+    if lane.settings.price_required and tx.intent.fees is None:
+        return (
+            "the request has no price, and fees.source is disabled: set maxFeePerGas and maxPriorityFeePerGas"
+        )
     if fees.fee_cap_wei > limit.fees.fee_cap_wei:
         return (
             f"the request's fee of {fees.fee_cap_wei} wei per gas is above the cap of {limit.fees.fee_cap_wei} wei"
@@ -444,6 +448,8 @@ def price_without_rpc(lane: Lane, quoted: Fees, count: int) -> list[Priced] | No
     for tx in islice(lane.queue, max(0, count)):
         gas, fees = tx.intent.gas, signing.first_fees(lane, tx, quoted)
         is_plain = tx.kind is Kind.INTENT and fees.fee_cap_wei <= lane.settings.fee_cap_wei
+        if lane.settings.price_required and tx.intent.fees is None:
+            return None  # it is rejected
         if gas is None or not is_plain or _needs_estimate(lane, tx):
             return None
         total_wei += funds.cost_wei(tx, gas, fees)

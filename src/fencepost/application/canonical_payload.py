@@ -9,6 +9,7 @@ import hashlib
 
 import msgspec
 
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Address
 from fencepost.domain.transaction import AccessEntry, Call, Fees, TxType
 from fencepost.domain.transaction_state import Intent
@@ -32,6 +33,7 @@ class _Payload(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     data: str | None = None
     fees: _Fees | None = None
     gas: int | None = None
+    tier: str | None = None
     to: str | None = None
     type: int
     value: str
@@ -57,6 +59,7 @@ def from_payload(text: str | bytes) -> Intent:
         gas=stored.gas,
         fees=None if fees is None else Fees(fee_cap_wei=int(fees.fee_cap), tip_wei=int(fees.tip)),
         type=_TYPES[stored.type],
+        tier=None if stored.tier is None else FeeTier(stored.tier),
     )
 
 
@@ -76,6 +79,7 @@ def canonical(intent: Intent) -> bytes:
             data="0x" + call.data.hex() if call.data else None,
             fees=None if fees is None else _Fees(fee_cap=str(fees.fee_cap_wei), tip=str(fees.tip_wei)),
             gas=intent.gas,
+            tier=None if intent.tier is None else intent.tier.value,
             to=call.to,
             type=int(intent.type),
             value=str(call.value_wei),

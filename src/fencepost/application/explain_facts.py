@@ -225,7 +225,7 @@ class Explainer:
 async def _suggested(chain: Chain) -> Fees | None:
     try:
         async with asyncio.timeout(SURVEY_TIMEOUT_S):
-            return await chain.quote_fees()
+            return (await chain.quote_fees()).normal
     except (RpcError, TimeoutError):
         return None
 

@@ -43,6 +43,7 @@ from fencepost.application.ports import (
 )
 from fencepost.application.queue import Queue
 from fencepost.application.tx_events import TxsChanged
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.states import CursorState, State, SubState
@@ -100,6 +101,10 @@ class LaneSettings:
     stale_receipt_timeout_s: float = 60.0
     fetch_receipt_upon_entry: bool = False
     fixed_fees: Fees | None = None
+    min_bump_percent: int = 10  # what pools require of a replacement
+    filler_reserve_percent: int = 0  # how far above the chain's cap a filler may pay
+    fee_tier: FeeTier = FeeTier.NORMAL
+    price_required: bool = False  # fees.source is disabled: a request without a price is rejected
     fee_cap_wei: int = 500_000_000_000
     bump_enabled: bool = False
     bump_percent: int = 10
@@ -327,9 +332,9 @@ class Lane:
     def transfers_left(self) -> float:
         """Return how many plain transfers the balance pays at the last quoted price; infinite if one of them is unknown."""
         funds, quoted = self.sending.funds, self.sending.quoted
-        if funds is None or quoted is None or not quoted[1].fee_cap_wei:
+        if funds is None or quoted is None or not quoted[1].normal.fee_cap_wei:
             return math.inf
-        return max(0, funds.left_wei) // (_TRANSFER_GAS * quoted[1].fee_cap_wei)
+        return max(0, funds.left_wei) // (_TRANSFER_GAS * quoted[1].normal.fee_cap_wei)
 
     def now_s(self) -> float:
         return self.ports.clock.now_s()

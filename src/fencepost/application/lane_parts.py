@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fencepost.application.chain_view import ChainView
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.ports import Chain, Clock, KeyPort, Ledger, Observer, TxChange
 from fencepost.application.spending_policy import Limits, SpendingGuard
 from fencepost.application.tx_events import TxEvents
 from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.struct import Struct
-from fencepost.domain.transaction import Fees, SignedTx, UnsignedTx
+from fencepost.domain.transaction import SignedTx, UnsignedTx
 
 # Raw bytes → sender, decoded transaction, hash. Raises ValueError.
 Decode = Callable[[bytes], tuple[Address, UnsignedTx, TxHash]]
@@ -41,6 +43,7 @@ class LanePorts:
     incarnation: UUID | None = None  # of the process that has these handlers
     events: TxEvents = field(default_factory=TxEvents)  # where the lane publishes what it committed
     spending: SpendingGuard | None = None  # the signer's spending policy; None: no limits
+    fees: FeeSources | None = None  # the chain's price source; None: what endpoints suggest
 
 
 @dataclass(slots=True)
@@ -165,7 +168,7 @@ class SendState:
     window_limit: int | None = None  # reduced when an endpoint requires it
     delegated_next: UUID | None = None  # for a delegated account: the transaction to send next
     allocation_paused_until_s: float = 0.0
-    quoted: tuple[float, Fees] | None = None
+    quoted: tuple[float, FeeQuote] | None = None
     signed_ahead: tuple[UnsignedTx, SignedTx] | None = None  # the next transaction, if nothing changes before
     funds: Funds | None = None  # the last reading of the balance: `funds.py`
     is_balance_low: bool = False  # and recorded, by this lease holder

@@ -15,12 +15,13 @@ from uuid import UUID
 
 from fencepost.domain.attribution import MinedTx
 from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.ids import Address, BlockHash, Signer, TxHash
 from fencepost.domain.lease import Term
 from fencepost.domain.send_result import SendResult
 from fencepost.domain.states import CursorState
 from fencepost.domain.struct import Struct
-from fencepost.domain.transaction import Call, Fees, SignedTx, UnsignedTx
+from fencepost.domain.transaction import Call, SignedTx, UnsignedTx
 from fencepost.domain.transaction_state import Intent, JournalEntry, Kind, ManagedTx, Receipt
 from fencepost.errors import FencepostError
 
@@ -168,7 +169,7 @@ class Chain(Protocol):
         """
         ...
 
-    async def quote_fees(self) -> Fees:
+    async def quote_fees(self) -> FeeQuote:
         """Return the fees that endpoints suggest for the next blocks; the fee cap allows the base fee to double."""
         ...
 

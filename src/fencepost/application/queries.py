@@ -50,6 +50,7 @@ class AttemptView:
     last_result: str | None
     last_message: str | None
     created_at: datetime
+    fee_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from fencepost.application.lane import Lane
 from fencepost.application.ports import KeyPort
 from fencepost.application.spending_policy import over_budget
 from fencepost.domain import fees as pricing
-from fencepost.domain.fees import FeeLimit
+from fencepost.domain.fees import FeeLimit, FeeQuote
 from fencepost.domain.transaction import Call, Fees, SignedTx, TxType, UnsignedTx
 from fencepost.domain.transaction_state import Attempt, Intent, Kind, ManagedTx, Purpose
 from fencepost.errors import FencepostError, RpcError, SigningRefused, WouldRevert
@@ -45,10 +45,11 @@ class AboveFeeLimit(FencepostError):
     code = "fee_limit"
 
 
-def operator_limit(lane: Lane) -> FeeLimit:
-    """Return the lower of the chain's cap and the signer's policy."""
-    cap_wei = lane.settings.fee_cap_wei
-    limit = FeeLimit(Fees(fee_cap_wei=cap_wei, tip_wei=cap_wei), "fees.cap")
+def operator_limit(lane: Lane, *, reserve_percent: int = 0) -> FeeLimit:
+    """Return the lower of the chain's cap, with the reserve of fillers added to it, and the signer's policy."""
+    cap_wei = lane.settings.fee_cap_wei * (100 + reserve_percent) // 100
+    source = "fees.cap with fees.filler_reserve" if reserve_percent else "fees.cap"
+    limit = FeeLimit(Fees(fee_cap_wei=cap_wei, tip_wei=cap_wei), source)
     if lane.sending.limits is not None and (policy_wei := lane.sending.limits.fee_cap_max_wei) is not None:
         limit = limit.lowered(Fees(fee_cap_wei=policy_wei, tip_wei=policy_wei), "the policy's feeCapMax")
     return limit
@@ -58,9 +59,12 @@ def fee_limit(lane: Lane, tx: ManagedTx, purpose: Purpose) -> FeeLimit:
     """Return the lowest of the limits that apply to a signature.
 
     The caller's maximum is a limit on the caller's own transaction. A filler carries out no intent of the caller: only
-    the limits of the operator apply to it, or a transaction at the caller's maximum could not be cancelled.
+    the limits of the operator apply to it, or a transaction at the caller's maximum could not be cancelled. It may use
+    `fees.filler_reserve` above the chain's cap, or a transaction at the cap could not be.
     """
-    limit = operator_limit(lane)
+    limit = operator_limit(
+        lane, reserve_percent=lane.settings.filler_reserve_percent if purpose is _FILLER else 0
+    )
     if tx.intent.fees is not None and purpose is not _FILLER:
         limit = limit.lowered(tx.intent.fees, "the caller's maximum fee")
     return limit
@@ -103,28 +107,34 @@ async def reserve(lane: Lane, tx: ManagedTx, unsigned: UnsignedTx, purpose: Purp
     return over_budget(wei, sending.limits)
 
 
-async def market(lane: Lane) -> Fees:
-    """Return what the chain's endpoints suggest to pay now, whatever the limits are."""
-    sending = lane.sending
+async def market(lane: Lane, tx: ManagedTx | None = None) -> Fees:
+    """Return what the chain's price source suggests to pay now, whatever the limits are."""
+    sending, ports = lane.sending, lane.ports
     now_s = lane.now_s()
     if sending.quoted is None or now_s - sending.quoted[0] > QUOTE_LIFE_S:
-        sending.quoted = (now_s, await lane.ports.chain.quote_fees())
-    return sending.quoted[1]
+        quoted = await (ports.chain.quote_fees() if ports.fees is None else ports.fees.quote())
+        sending.quoted = (now_s, quoted)
+    return _of_tier(lane, sending.quoted[1], tx)
 
 
-async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT) -> Fees:
-    """Return what a new attempt should pay now: the fixed price exactly, or what endpoints suggest.
+def _of_tier(lane: Lane, quoted: FeeQuote, tx: ManagedTx | None) -> Fees:
+    own = None if tx is None else tx.intent.tier
+    return quoted.of(lane.settings.fee_tier if own is None else own)
 
-    A filler pays what endpoints suggest if that is more than the fixed price: at the fixed price it would be replaced by a
+
+async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT, tx: ManagedTx | None = None) -> Fees:
+    """Return what a new attempt should pay now: the fixed price exactly, or what the price source suggests.
+
+    The transaction's tier counts, else the signer's. A filler pays the suggestion if that is more than the fixed price: at the fixed price it would be replaced by a
     slightly higher one again and again. The result is never above the limits of the operator, the chain's cap and the
     signer's policy.
     """
     await refresh_limits(lane)
     fixed = lane.settings.fixed_fees
     if fixed is None:
-        suggested = await market(lane)
+        suggested = await market(lane, tx)
     elif purpose is _FILLER:
-        suggested = pricing.higher(fixed, await market(lane))
+        suggested = pricing.higher(fixed, await market(lane, tx))
     else:
         suggested = fixed
     return pricing.within(suggested, operator_limit(lane).fees)
@@ -137,10 +147,25 @@ def first_fees(lane: Lane, tx: ManagedTx, quoted: Fees) -> Fees:
     """
     requested = tx.intent.fees
     if requested is None:
-        return quoted
+        latest = lane.sending.quoted
+        if tx.intent.tier is None or latest is None or lane.settings.fixed_fees is not None:
+            return quoted
+        return pricing.within(latest[1].of(tx.intent.tier), operator_limit(lane).fees)
     if tx.intent.type is _DYNAMIC_FEE and not lane.ports.chain_view.accepts_dynamic_fees:
         return pricing.within(quoted, pricing.fees_for_type(requested, _LEGACY))
     return requested
+
+
+def fee_source(lane: Lane, tx: ManagedTx, purpose: Purpose) -> str:
+    """Return where the price of an attempt that is signed now came from."""
+    if purpose is not _FILLER:
+        if not tx.attempts and tx.kind is _HANDLER:
+            return "handler"
+        if not tx.attempts and tx.intent.fees is not None:
+            return "request"
+        if lane.settings.fixed_fees is not None:
+            return "fixed"
+    return "" if lane.sending.quoted is None else lane.sending.quoted[1].source
 
 
 def may_reprice(lane: Lane, tx: ManagedTx) -> bool:
@@ -168,10 +193,11 @@ async def replacement_fees(lane: Lane, tx: ManagedTx, purpose: Purpose, at_least
     fixed = lane.settings.fixed_fees if purpose is not _FILLER else None
     if fixed is not None:
         limit = limit.lowered(fixed, "the fixed price (fees.fixed_fee_cap)")
-    tx_type, quoted = tx.latest.type, await quote(lane, purpose)
+    tx_type, quoted = tx.latest.type, await quote(lane, purpose, tx)
     fees = pricing.replacement(
         tx.latest.fees,
         percent=lane.settings.bump_percent,
+        min_percent=lane.settings.min_bump_percent,
         limit=pricing.fees_for_type(limit.fees, tx_type),
         quote=pricing.fees_for_type(
             quoted if at_least is None else pricing.higher(quoted, at_least), tx_type
@@ -228,7 +254,13 @@ class Batch(NamedTuple):
     def attempts(self, signed: Sequence[SignedTx]) -> list[Attempt]:
         return [
             Attempt(
-                len(tx.attempts) + 1, self.purpose, unsigned.type, unsigned.gas, unsigned.fees, signed=bytes_
+                len(tx.attempts) + 1,
+                self.purpose,
+                unsigned.type,
+                unsigned.gas,
+                unsigned.fees,
+                signed=bytes_,
+                fee_source=fee_source(self.lane, tx, self.purpose),
             )
             for tx, unsigned, bytes_ in zip(self.txs, self.unsigned, signed, strict=True)
         ]

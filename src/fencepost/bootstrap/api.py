@@ -101,7 +101,12 @@ def _chains(running: RunningNode) -> Chains:
     ) -> msgspec.Raw:
         return await running.chains[chain_id].passthrough(method, params, bytes_max=bytes_max)
 
-    return Chains(by_id=running.chains, default_id=running.default_chain_id, call_endpoint=call_endpoint)
+    return Chains(
+        by_id=running.chains,
+        default_id=running.default_chain_id,
+        call_endpoint=call_endpoint,
+        fee_sources=running.fees,
+    )
 
 
 def _cluster(running: RunningNode) -> Cluster:

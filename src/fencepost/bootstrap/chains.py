@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 from fencepost.adapters.evm.chain import EvmChain
 from fencepost.adapters.evm.head_source import watch_heads
+from fencepost.adapters.evm.node_errors import Row, load_rows
 from fencepost.adapters.evm.rpc import JsonRpc
 from fencepost.adapters.postgres.database import (
     confirm_genesis,
@@ -17,6 +19,7 @@ from fencepost.adapters.postgres.database import (
 from fencepost.adapters.postgres.pool import Pool
 from fencepost.application.chain_view import ChainView
 from fencepost.application.ports import Header
+from fencepost.bootstrap.fees import history_query_of
 from fencepost.errors import ChainSilent, ChainUnusable, RpcError, SettingError
 from fencepost.runtime.metrics import Metrics
 from fencepost.settings import Settings
@@ -39,6 +42,7 @@ async def open_chains(
     A chain that does not answer is opened all the same: its requests wait until it does. A WebSocket URL among the
     endpoints is used for new heads.
     """
+    patterns = error_rows_of(settings)
     chains: dict[int, EvmChain] = {}
     heads: dict[int, Callable[..., AsyncGenerator[Header, None]]] = {}
     for name, chain in settings.chains.items():
@@ -58,7 +62,13 @@ async def open_chains(
             raise SettingError(
                 f"chains.{name}.rpc_urls needs an http or https URL: a WebSocket URL is used for new heads only"
             )
-        evm = EvmChain(rpcs, confirm_genesis=partial(confirm_genesis, pool), on_hedge=metrics.rpc_hedged_call)
+        evm = EvmChain(
+            rpcs,
+            patterns=patterns,
+            confirm_genesis=partial(confirm_genesis, pool),
+            on_hedge=metrics.rpc_hedged_call,
+            history_query=history_query_of(settings.fees),
+        )
         stack.push_async_callback(evm.close)
         if not chain.id:
             raise await chain_id_missing(name, evm)
@@ -70,6 +80,11 @@ async def open_chains(
         *(_identify(name, chains[chain.id], chain.id) for name, chain in settings.chains.items())
     )
     return chains, heads, settings.chains[settings.default_chain].id
+
+
+def error_rows_of(settings: Settings) -> tuple[Row, ...]:
+    """Read the operator's rules for error texts of endpoints; without a file there are none."""
+    return load_rows(Path(settings.errors.file)) if settings.errors.file else ()
 
 
 async def _identify(name: str, chain: EvmChain, chain_id: int) -> None:
@@ -109,8 +124,11 @@ async def chain_id_missing(name: str, chain: EvmChain) -> SettingError:
 def build_chain_view(settings: Settings, chain: EvmChain) -> ChainView:
     required = settings.confirmations.required
     if isinstance(required, int):
-        return ChainView(chain, keep=2 * required + BLOCKS_KEPT)
-    return ChainView(chain, settled_tag=required)
+        view = ChainView(chain, keep=2 * required + BLOCKS_KEPT)
+    else:
+        view = ChainView(chain, settled_tag=required)
+    view.rejects_dynamic_fees = settings.fees.source == "legacy"
+    return view
 
 
 async def start_chain_views(chain_views: Iterable[ChainView]) -> None:

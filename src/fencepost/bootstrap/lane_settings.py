@@ -6,8 +6,10 @@ from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.application.explain import LaneRules
 from fencepost.application.hooks import StuckDecision, StuckHook, load_stuck_hook
 from fencepost.application.lane import LaneSettings
+from fencepost.bootstrap.fees import fixed_fees_of
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Address, Signer, TxHash
-from fencepost.domain.transaction import Fees, UnsignedTx
+from fencepost.domain.transaction import UnsignedTx
 from fencepost.domain.transaction_state import ManagedTx
 from fencepost.settings import Settings
 from fencepost.settings.schema.core import SignerSettings
@@ -43,9 +45,11 @@ def lane_settings_for(settings: Settings, of_signer: SignerSettings) -> LaneSett
         required=settings.confirmations.required,
         stale_receipt_timeout_s=settings.confirmations.stale_receipt_timeout_s,
         fetch_receipt_upon_entry=settings.confirmations.fetch_receipt_upon_entry,
-        fixed_fees=Fees(fee_cap_wei=fees.fixed_fee_cap_wei, tip_wei=fees.fixed_tip_wei)
-        if fees.source == "fixed"
-        else None,
+        fixed_fees=fixed_fees_of(fees),
+        fee_tier=FeeTier(fees.tier),
+        min_bump_percent=fees.min_bump,
+        filler_reserve_percent=fees.filler_reserve,
+        price_required=fees.source == "disabled",
         fee_cap_wei=fees.cap_wei,
         bump_enabled=bump.enabled,
         bump_percent=bump.percent,

@@ -32,6 +32,7 @@ from fencepost.application.accept import RequestAcceptor
 from fencepost.application.admission import AdmissionControl
 from fencepost.application.chain_view import ChainView
 from fencepost.application.explain_facts import Explainer
+from fencepost.application.fee_sources import FeeSources
 from fencepost.application.forwarding import ForwardTokens
 from fencepost.application.hooks import Handler, StuckHook
 from fencepost.application.lane import Lane
@@ -50,6 +51,7 @@ from fencepost.bootstrap.events import (
     follow_stable_blocks,
     prune_events,
 )
+from fencepost.bootstrap.fees import open_fee_sources
 from fencepost.bootstrap.keys import open_keys
 from fencepost.bootstrap.lane_settings import decode_raw, lane_rules, lane_settings_for, stuck_hook_of
 from fencepost.domain.lease import Term
@@ -89,6 +91,7 @@ class RunningNode:
     explainer: Explainer
     subscriptions: PostgresSubscriptions
     webhook_sender: WebhookSender
+    fees: dict[int, FeeSources]
     nonces: NonceService | None = None  # if nonce_service.enabled
     forward_tokens: ForwardTokens | None = None  # if routing.secret is given
     forward: HttpForward | None = None  # if routing.forward
@@ -138,6 +141,8 @@ async def open_node(
         pools = await open_database(settings, stack, dsn=dsn, name=name, history=history)
         chains, heads, default_chain_id = await open_chains(settings, stack, metrics, pools.work)
         parts = _build_parts(settings, name=name, keys=keys, pools=pools, chains=chains, metrics=metrics)
+        for chain_id, chain in chains.items():
+            parts.fees[chain_id] = open_fee_sources(settings.fees, chain, parts.clock, stack)
         node = _build_node(parts, heads=heads, make_lane=_lane_maker(parts, decide_stuck))
         notifier = _build_notifier(node, pools, dsn)
         running = _build_running(parts, node, notifier, default_chain_id=default_chain_id)
@@ -185,6 +190,7 @@ class _Parts:
     router: Router
     spending: SpendingGuard
     handlers: dict[UUID, Handler]
+    fees: dict[int, FeeSources]
 
 
 def _build_parts(
@@ -223,6 +229,7 @@ def _build_parts(
         router=Router(me, grace_s=settings.routing.grace_s),
         spending=SpendingGuard(PostgresPolicies(pools.work, node=name), ledger),
         handlers={},
+        fees={},
     )
 
 
@@ -248,6 +255,7 @@ def _lane_maker(parts: _Parts, stuck_hook: StuckHook) -> Callable[[Term], Lane]:
                 incarnation=parts.incarnation,
                 events=parts.tx_events,
                 spending=parts.spending,
+                fees=parts.fees[chain_id],
             ),
         )
 
@@ -338,6 +346,7 @@ def _build_running(parts: _Parts, node: Node, notifier: Notifier, *, default_cha
         events=build_event_reader(
             parts.pools.work, parts.waiter, notifier=notifier, tx_events=parts.tx_events
         ),
+        fees=parts.fees,
     )
 
 

@@ -31,6 +31,8 @@ _COMMANDS = {
     "migrate": "fencepost.cli.migrate:migrate",
     "restore": "fencepost.cli.restore:restore",
     "doctor": "fencepost.cli.doctor:doctor",
+    "fees": "fencepost.cli.fees:fees",
+    "errors": "fencepost.cli.errors:errors",
     "config": "fencepost.cli.config:config",
     "version": "fencepost.cli.version:version",
 }

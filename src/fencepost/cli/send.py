@@ -22,6 +22,7 @@ from fencepost.cli.node_client import FAILURE, OUTCOME_UNKNOWN, SECONDS, WEI, no
 from fencepost.cli.tx_rendering import MILESTONES, finish, follow, not_reached
 from fencepost.client import Client, Milestone, SendParams, TxOut
 from fencepost.client.errors import ClientError, NotReached, RequestConflict
+from fencepost.domain.fees import FeeTier
 from fencepost.errors import InvalidRequest
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -50,6 +51,12 @@ def _transaction_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--max-fee", type=WEI, help="Maximum fee per gas, such as 30gwei.")
     @click.option("--max-priority-fee", type=WEI, help="Maximum priority fee per gas; needs --max-fee.")
     @click.option(
+        "--tier",
+        "fee_tier",
+        type=click.Choice([tier.value for tier in FeeTier]),
+        help="Pay the suggested price of this tier.",
+    )
+    @click.option(
         "--valid-for", type=SECONDS, help="Drop the request if it has no nonce after this time, such as 10m."
     )
     @click.option("--tag", "tags", multiple=True, help="Tag to search for later; may be repeated.")
@@ -65,7 +72,7 @@ def _transaction_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @node_options
     @functools.wraps(command)
     def with_transaction(**options: Any) -> int:
-        names = ("signer", "request_id", "chain_id", "gas")
+        names = ("signer", "request_id", "chain_id", "gas", "fee_tier")
         fees = {"max_fee": "max_fee_per_gas_wei", "max_priority_fee": "max_priority_fee_per_gas_wei"}
         params: dict[str, Any] = {name: options.pop(name) for name in names}
         params |= {key: options.pop(name) for name, key in fees.items()}

@@ -138,9 +138,11 @@ def _parts(tx: TxOut) -> Iterator[tuple[str, str]]:
     if tx.attempts is not UNSET:
         for attempt in tx.attempts:
             result = f", last result {attempt.last_result}" if attempt.last_result else ""
+            source = f" ({attempt.fee_source})" if attempt.fee_source else ""
+            price = f"at most {attempt.max_fee_per_gas} wei per gas{source}"
             yield (
                 f"attempt {attempt.number}",
-                f"{attempt.hash} {attempt.purpose}, sent {attempt.sent_count} times{result}",
+                f"{attempt.hash} {attempt.purpose}, {price}, sent {attempt.sent_count} times{result}",
             )
     if tx.history is not UNSET:
         for period in tx.history:

@@ -19,6 +19,7 @@ from fencepost.client.types import Milestone, SendParams
 from fencepost.client.webhooks import verify_webhook
 from fencepost.schemas.explanations import ClusterStatusOut, ExplanationOut
 from fencepost.schemas.responses import (
+    ChainFeesOut,
     CommandOut,
     CompletionOut,
     CompletionsOut,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AttemptOut",
+    "ChainFeesOut",
     "Client",
     "ClusterStatusOut",
     "CommandOptions",

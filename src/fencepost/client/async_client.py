@@ -119,6 +119,7 @@ class AsyncClient:
     command = _async(Endpoints.command)
     withdraw_command = _async(Endpoints.withdraw_command)
     nodes = _async(Endpoints.nodes)
+    chain_fees = _async(Endpoints.chain_fees)
     version = _async(Endpoints.version)
 
     async def aclose(self) -> None:

@@ -20,6 +20,7 @@ from fencepost.schemas.requests import MAX_WAIT_S, AllocateIn, RecyclableIn, Sub
 from fencepost.schemas.responses import (
     BatchOut,
     BatchResult,
+    ChainFeesOut,
     CommandOut,
     CompletionsOut,
     NodeOut,
@@ -286,6 +287,10 @@ class Endpoints:
     def nodes(self) -> Steps[list[NodeOut]]:
         """Return all known nodes, live ones first."""
         return (yield from self._get("/nodes", NodesOut)).items
+
+    def chain_fees(self, chain_id: int) -> Steps[ChainFeesOut]:
+        """Return what each fee tier pays now on a chain."""
+        return self._get(f"/chains/{chain_id}/fees", ChainFeesOut)
 
     def version(self) -> Steps[VersionOut]:
         """Return the versions of the node and its API."""

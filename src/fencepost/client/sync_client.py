@@ -128,6 +128,7 @@ class Client:
     command = _sync(Endpoints.command)
     withdraw_command = _sync(Endpoints.withdraw_command)
     nodes = _sync(Endpoints.nodes)
+    chain_fees = _sync(Endpoints.chain_fees)
     version = _sync(Endpoints.version)
 
     def close(self) -> None:

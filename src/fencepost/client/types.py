@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from fencepost.errors import InvalidRequest
-from fencepost.schemas.requests import MAX_BATCH, AccessEntryIn, FeesIn, Payload, TxRequest
+from fencepost.schemas.requests import MAX_BATCH, AccessEntryIn, FeesIn, FeeTierName, Payload, TxRequest
 
 MAX_CHUNK_BYTES = 7 * 1024 * 1024  # below the node's limit for a body, with room for the envelope
 Milestone = Literal["allocated", "submitted", "mined", "finished", "confirmed"]
@@ -33,6 +33,7 @@ class SendParams(TypedDict, total=False):
     max_fee_per_gas_wei: int | None  # requires max_priority_fee_per_gas_wei
     max_priority_fee_per_gas_wei: int | None
     gas_price_wei: int | None  # for types 0 and 1, in place of the two above
+    fee_tier: FeeTierName | None  # in place of a price
     type: Literal[0, 1, 2] | None
     access_list: Sequence[tuple[str, Sequence[str]]] | None
     request_id: str | None  # the caller's id, never empty; None for a random one
@@ -72,6 +73,7 @@ def _payload(params: SendParams) -> Payload:
         gas=_quantity(params.get("gas")),
         fees=_fees(params),
         gas_price=_quantity(params.get("gas_price_wei")),
+        fee_tier=params.get("fee_tier"),
         type=params.get("type"),
         access_list=None
         if entries is None

@@ -8,12 +8,59 @@ limit, there is no replacement: the same bytes are sent again until the market f
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from fencepost.domain.struct import Struct
 from fencepost.domain.transaction import Fees, TxType
 
 MIN_BUMP_PERCENT = 10
 
 _DYNAMIC_FEE = TxType.DYNAMIC_FEE  # a module constant, because every signature compares with it
+
+
+class FeeTier(StrEnum):
+    """How soon a transaction should be mined, and so which of the quoted prices it pays."""
+
+    SLOW = "slow"
+    NORMAL = "normal"
+    FAST = "fast"
+    URGENT = "urgent"
+
+
+class FeeQuote(Struct, frozen=True):
+    """What a source suggests to pay now, per tier, and the name of the source."""
+
+    slow: Fees
+    normal: Fees
+    fast: Fees
+    urgent: Fees
+    source: str = "node"
+
+    @classmethod
+    def flat(cls, fees: Fees, source: str = "node") -> FeeQuote:
+        """Return a quote with the same fees for every tier."""
+        return cls(fees, fees, fees, fees, source)
+
+    def of(self, tier: FeeTier) -> Fees:
+        """Return the fees of a tier."""
+        if tier is FeeTier.NORMAL:
+            return self.normal
+        return {FeeTier.SLOW: self.slow, FeeTier.FAST: self.fast, FeeTier.URGENT: self.urgent}[tier]
+
+    def limited(self, *, times: int, reference: FeeQuote, floor_wei: int) -> FeeQuote:
+        """Return the quote with each tier at most so many times the reference, or the floor if that is higher."""
+
+        def limit(fees: Fees, usual: Fees) -> Fees:
+            most_wei = max(floor_wei, times * usual.fee_cap_wei)
+            return within(fees, Fees(fee_cap_wei=most_wei, tip_wei=most_wei))
+
+        return FeeQuote(
+            limit(self.slow, reference.slow),
+            limit(self.normal, reference.normal),
+            limit(self.fast, reference.fast),
+            limit(self.urgent, reference.urgent),
+            self.source,
+        )
 
 
 class FeeLimit(Struct, frozen=True):
@@ -54,12 +101,18 @@ def raise_by(price_wei: int, percent: int) -> int:
     return max(-(-price_wei * (100 + percent) // 100), price_wei + 1)
 
 
-def replacement(last: Fees, *, percent: int, limit: Fees, quote: Fees | None = None) -> Fees | None:
-    """Return the fees of an attempt that replaces one with the fees `last`; None if the limit forbids it."""
-    percent = max(percent, MIN_BUMP_PERCENT)
+def replacement(
+    last: Fees, *, percent: int, limit: Fees, quote: Fees | None = None, min_percent: int = MIN_BUMP_PERCENT
+) -> Fees | None:
+    """Return the fees of an attempt that replaces one with the fees `last`; None if the limit forbids it.
+
+    Both prices rise by at least `min_percent`: the chain's pools reject less.
+    """
+    min_percent = max(min_percent, MIN_BUMP_PERCENT)
+    percent = max(percent, min_percent)
     least = Fees(
-        fee_cap_wei=raise_by(last.fee_cap_wei, MIN_BUMP_PERCENT),
-        tip_wei=raise_by(last.tip_wei, MIN_BUMP_PERCENT),
+        fee_cap_wei=raise_by(last.fee_cap_wei, min_percent),
+        tip_wei=raise_by(last.tip_wei, min_percent),
     )
     if least.fee_cap_wei > limit.fee_cap_wei or least.tip_wei > limit.tip_wei:
         return None

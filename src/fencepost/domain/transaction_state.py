@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from fencepost.domain.confirmations import BlockRef, Confirmations
+from fencepost.domain.fees import FeeTier
 from fencepost.domain.ids import Signer, TxHash
 from fencepost.domain.send_result import POSSIBLY_SENT, SendCategory, SendResult
 from fencepost.domain.states import TERMINAL, IllegalTransition, State, SubState, is_legal
@@ -54,10 +55,11 @@ class Intent(Struct, frozen=True):
     gas: int | None = None
     fees: Fees | None = None
     type: TxType = TxType.DYNAMIC_FEE
+    tier: FeeTier | None = None  # None: that of the signer
 
 
 class Attempt(Struct, frozen=True):
-    """Signed bytes for the transaction's nonce. Only the last three fields ever change."""
+    """Signed bytes for the transaction's nonce. Only the counts and results of its sends ever change."""
 
     number: int
     purpose: Purpose
@@ -68,6 +70,7 @@ class Attempt(Struct, frozen=True):
     sent_count: int = 0
     last_result: SendCategory | None = None
     last_message: str = ""
+    fee_source: str = ""  # where its price came from: request, node, gas_station, cache, fixed, handler
 
 
 class Receipt(Struct, frozen=True):
@@ -512,4 +515,5 @@ def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
         "gas": attempt.gas,
         "feeCapWei": str(attempt.fees.fee_cap_wei),
         "tipWei": str(attempt.fees.tip_wei),
+        **({"feeSource": attempt.fee_source} if attempt.fee_source else {}),
     }

@@ -75,6 +75,9 @@ class _In(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=Tr
     pass
 
 
+FeeTierName = Literal["slow", "normal", "fast", "urgent"]
+
+
 class FeesIn(_In):
     """EIP-1559 fees in wei per gas."""
 
@@ -141,6 +144,15 @@ class Payload(_In):
     fees: FeesIn | None = None
     gas_price: (
         Annotated[Quantity, Meta(description="The fee per gas in wei, for types 0 and 1. Excludes `fees`.")]
+        | None
+    ) = None
+    fee_tier: (
+        Annotated[
+            FeeTierName,
+            Meta(
+                description="Which of the suggested prices it pays. Default: that of the signer. Excludes a price."
+            ),
+        ]
         | None
     ) = None
     type: (

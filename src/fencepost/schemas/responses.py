@@ -27,10 +27,33 @@ class AttemptOut(_Out):
     gas: int
     max_fee_per_gas: str
     max_priority_fee_per_gas: str
+    fee_source: str | None
     sent_count: int
     last_result: str | None
     last_message: str | None
     created_at: datetime
+
+
+class TierFeesOut(_Out):
+    max_fee_per_gas: str
+    max_priority_fee_per_gas: str
+
+
+class ChainFeesOut(_Out):
+    """What a request without a price pays now on a chain, by tier, in wei per gas.
+
+    `configured` is the setting `fees.source`; `source` is the one that answered: node, gas_station, cache, legacy or fixed.
+    No signature pays more than `cap`.
+    """
+
+    chain_id: int
+    configured: str
+    source: str
+    cap: str
+    slow: TierFeesOut
+    normal: TierFeesOut
+    fast: TierFeesOut
+    urgent: TierFeesOut
 
 
 class BlockOut(_Out):

@@ -274,5 +274,43 @@ class UrlList(SettingType[tuple[str, ...]]):
         return [mask_url(url) for url in value]
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderList(SettingType[tuple[tuple[str, str], ...]]):
+    """Accept HTTP headers, each written `Name: value`. Their values are never displayed."""
+
+    secret: ClassVar[bool] = True
+    _MAX_HEADERS: ClassVar[int] = 20
+    _HEADER: ClassVar[re.Pattern[str]] = re.compile(r"([A-Za-z0-9-]{1,100}): ?([!-~][ -~]{0,3999})")
+
+    @property
+    def allowed(self) -> str:
+        """Describe the allowed values."""
+        return f"up to {self._MAX_HEADERS} headers, each `Name: value` (in a variable or flag: on separate lines)"
+
+    def from_text(self, text: str) -> object:
+        """Split the text of a variable or a flag into lines."""
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def parse(self, raw: object) -> tuple[tuple[str, str], ...]:
+        """Return the value, or raise ValueError if it is not allowed."""
+        if not isinstance(raw, list) or len(raw) > self._MAX_HEADERS:
+            raise ValueError("not a list of that length")
+        headers = []
+        for line in raw:
+            found = self._HEADER.fullmatch(line) if isinstance(line, str) else None
+            if found is None:
+                raise ValueError("not a header")
+            headers.append((found[1], found[2]))
+        return tuple(headers)
+
+    def plain(self, value: tuple[tuple[str, str], ...]) -> Plain:
+        """Return the value as a file would have it."""
+        return [f"{name}: {text}" for name, text in value]
+
+    def conceal(self, value: tuple[tuple[str, str], ...]) -> Plain:
+        """Return the value with its secrets masked."""
+        return [f"{name}: {HIDDEN}" for name, _ in value]
+
+
 def _either(schemes: Sequence[str]) -> str:
     return " or ".join(f"{scheme}://" for scheme in schemes)

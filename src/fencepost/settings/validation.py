@@ -41,6 +41,11 @@ def _leases(settings: Settings) -> Violation:
 
 def _fees(settings: Settings) -> Violation:
     fees = settings.fees
+    if fees.source == "gas_station":
+        if not fees.gas_station.url:
+            return "fees.gas_station.url", "given", "fees.source"
+        if not fees.gas_station.normal_fee_cap:
+            return "fees.gas_station.normal_fee_cap", "given", "fees.source"
     if fees.source != "fixed":
         return None
     if fees.fixed_fee_cap_wei == 0:

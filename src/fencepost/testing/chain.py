@@ -19,6 +19,7 @@ from fencepost.adapters.evm.encoding import decode_signed
 from fencepost.application.ports import Block, BlockTag, Chain, EndpointReport, EndpointTrouble, Header
 from fencepost.domain.attribution import MinedTx
 from fencepost.domain.confirmations import BlockRef
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.ids import Address, BlockHash, TxHash
 from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.transaction import Call, Fees, SignedTx
@@ -312,9 +313,9 @@ class InMemoryChain(Chain):
             )
         ]
 
-    async def quote_fees(self) -> Fees:
+    async def quote_fees(self) -> FeeQuote:
         self._reachable()
-        return Fees(fee_cap_wei=2 * self.base_fee_wei + self.tip_wei, tip_wei=self.tip_wei)
+        return FeeQuote.flat(Fees(fee_cap_wei=2 * self.base_fee_wei + self.tip_wei, tip_wei=self.tip_wei))
 
     async def revert_reason(self, tx_hash: TxHash) -> str | None:
         self._reachable()

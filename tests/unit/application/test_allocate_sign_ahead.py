@@ -10,6 +10,7 @@ import pytest
 
 from fakes.bench import GWEI, SINK, STRICT, Bench, BenchNode, decode
 from fencepost.application.ports import Header, KeyPort
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.ids import Address, TxHash
 from fencepost.domain.send_result import SendResult
 from fencepost.domain.states import State
@@ -106,7 +107,7 @@ async def test_the_next_transaction_is_signed_once_during_the_receipt_read(world
 
 async def test_a_changed_price_is_signed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def dearer() -> None:
-        world.at.lane.sending.quoted = (world.bench.clock.now_s(), Fees(77 * GWEI, 7 * GWEI))
+        world.at.lane.sending.quoted = (world.bench.clock.now_s(), FeeQuote.flat(Fees(77 * GWEI, 7 * GWEI)))
 
     _meanwhile(world, monkeypatch, dearer)
     await world.requests(2)

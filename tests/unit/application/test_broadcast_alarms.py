@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fakes.bench import Bench
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.send_result import SendCategory, SendResult
 from fencepost.domain.states import CursorState, State
-from fencepost.domain.transaction import Fees
 from fencepost.errors import RpcUnavailable
 
 FOREIGN = SendResult(SendCategory.REPLACEMENT_UNDERPRICED, "a foreign one pays more")
@@ -61,11 +61,11 @@ async def test_an_endpoint_that_falls_silent_does_not_delay_the_alarm(bench: Ben
     bench.chain.script_next_sends(UNDERPRICED, FOREIGN)
     quote = bench.chain.quote_fees
 
-    async def once() -> Fees:
+    async def once() -> FeeQuote:
         bench.chain.quote_fees = silent  # type: ignore[method-assign]  # it quotes for the first attempts only
         return await quote()
 
-    async def silent() -> Fees:
+    async def silent() -> FeeQuote:
         raise RpcUnavailable("no answer")
 
     bench.chain.quote_fees = once  # type: ignore[method-assign]  # see above

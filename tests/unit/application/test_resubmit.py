@@ -183,7 +183,7 @@ async def test_a_transaction_behind_keeps_to_the_maximum_of_its_caller(bench: Be
     bench.chain.base_fee_wei = 5 * GWEI
     bench.clock.advance(INTERVAL_S)
     await node.turn()
-    market = await bench.chain.quote_fees()
+    market = (await bench.chain.quote_fees()).normal
     assert bench.tx(limited).latest.fees == Fees(3 * GWEI, GWEI)
     for each in (low, free):
         assert bench.tx(each).latest.fees.fee_cap_wei >= market.fee_cap_wei

@@ -42,7 +42,7 @@ async def test_a_maximum_fee_is_not_paid_in_full_as_a_legacy_gas_price(bench: Be
     node = bench.node()
     tx_id = await bench.request(Intent(Call(to=SINK), gas=21_000, fees=Fees(400 * GWEI, GWEI)))
     await node.turn()
-    quoted = await bench.chain.quote_fees()
+    quoted = (await bench.chain.quote_fees()).normal
     assert bench.tx(tx_id).latest.fees == Fees(quoted.fee_cap_wei, quoted.fee_cap_wei)
     await confirmed(bench, node)
 

@@ -73,3 +73,11 @@ def test_the_constants_that_these_tests_depend_on() -> None:
     assert raise_by(100, 10) == 110
     assert raise_by(101, 10) == 112
     assert raise_by(0, 10) == 1
+
+
+def test_a_replacement_rises_by_what_the_chain_requires() -> None:
+    limit = Fees(fee_cap_wei=1000, tip_wei=1000)
+    assert replacement(Fees(100, 10), percent=10, limit=limit, min_percent=13) == Fees(113, 12)
+    assert replacement(Fees(100, 10), percent=50, limit=limit, min_percent=13) == Fees(150, 15)
+    assert replacement(Fees(100, 10), percent=10, limit=limit, min_percent=0) == Fees(110, 11)
+    assert replacement(Fees(100, 10), percent=10, limit=Fees(112, 112), min_percent=13) is None

@@ -235,14 +235,10 @@ def test_two_nodes_in_one_process_do_not_mix_their_figures() -> None:
 
 async def test_prometheus_reads_the_metrics_endpoint() -> None:
     services = SimpleNamespace(
-        metrics=exercised().render,
         keys=SimpleNamespace(find=None),  # the endpoint needs no key, so none is looked up
-        host="127.0.0.1",
-        auth="open",
-        max_waits_per_key=1,
-        max_streams_per_key=1,
-        forward_tokens=None,
-        node=SimpleNamespace(version="0", incarnation=uuid4()),
+        settings=SimpleNamespace(host="127.0.0.1", auth="open", max_waits_per_key=1, max_streams_per_key=1),
+        cluster=SimpleNamespace(forward_tokens=None),
+        node=SimpleNamespace(version="0", incarnation=uuid4(), metrics=exercised().render),
     )
     app = create_app(cast("Any", services))
     with bind("127.0.0.1", 0) as listener:

@@ -114,7 +114,7 @@ def test_the_uncommented_example_has_every_default_and_the_original_sets_nothing
     assert set(loaded.sources) == set(ALL)
     assert set(loaded.sources.values()) == {"fencepost.toml"}
     as_it_stands = tomllib.loads(example_toml())
-    assert as_it_stands.pop("fees") == {"bump": {}}
+    assert as_it_stands.pop("fees") == {"bump": {}, "percentiles": {}, "gas_station": {}}
     assert as_it_stands.pop("events") == {"webhook": {}}
     assert not any(as_it_stands.values())
 

@@ -23,7 +23,18 @@ from fencepost.settings.numeric_types import (
     Number,
     duration_text,
 )
-from fencepost.settings.types import Choice, Dsn, FilePath, Flag, Secret, SettingType, Text, Url, UrlList
+from fencepost.settings.types import (
+    Choice,
+    Dsn,
+    FilePath,
+    Flag,
+    HeaderList,
+    Secret,
+    SettingType,
+    Text,
+    Url,
+    UrlList,
+)
 from unit.settings.loading import ALL, from_environ, from_toml, one_line, refusal_of
 
 # TOML values that each type rejects: the first has a wrong type, the others are out of range.
@@ -72,6 +83,7 @@ BREAKING: dict[type, Callable[[Any], list[str]]] = {
         *('"http://h/hush"', '["ftp://h/hush"]', "[1]", '[""]', '["http://h/hush", "http://h/hush"]'),
         json.dumps([f"http://h{number}" for number in range(33)]),
     ],
+    HeaderList: lambda _: ['"X: hush"', "[1]", '["hush"]', '["X: "]', '["X Y: hush"]', '["X: hu\\nsh"]'],
 }
 
 
@@ -122,13 +134,19 @@ ANOTHER: dict[type, Callable[[Any], tuple[str, object]]] = {
     DurationList: lambda _: ("0s, 1500ms", (0.0, 1.5)),
     Gwei: lambda _: ("1.000000001", 1_000_000_001),
     Choice: lambda kind: (kind.choices[-1], kind.choices[-1]),
-    Text: lambda kind: ("an.other:one", "an.other:one") if ":" in kind.what else ("other", "other"),
+    Text: lambda kind: _other_text(kind.what),
     Secret: lambda _: ("other" * 8, "other" * 8),
     FilePath: lambda _: ("other", "other"),
     Dsn: lambda _: ("postgresql://u:p@h:5432/d", "postgresql://u:p@h:5432/d"),
     Url: lambda kind: (f"{kind.schemes[-1]}://h/x", f"{kind.schemes[-1]}://h/x"),
     UrlList: lambda _: ("https://h/x,https://h/y", ("https://h/x", "https://h/y")),
+    HeaderList: lambda _: ("X-A: b\nC: d, e", (("X-A", "b"), ("C", "d, e"))),
 }
+
+
+def _other_text(what: str) -> tuple[str, str]:
+    text = "an.other:one" if ":" in what else "/other/one" if "pointer" in what else "other"
+    return text, text
 
 
 def another(kind: SettingType[Any], default: object) -> tuple[str, object]:
@@ -154,7 +172,8 @@ def test_each_setting_is_read_from_file_environment_and_flag_in_that_order(key: 
     text, expected = another(kind, declared.rule.default)
     default_text = kind.plain(kind.parse(declared.rule.default))
     as_variable = ",".join(default_text) if isinstance(default_text, list) else str(default_text).lower()
-    literal = json.dumps(text if isinstance(kind, Duration | Gwei) else expected)
+    in_file = kind.from_text(text) if isinstance(kind, HeaderList) else expected
+    literal = json.dumps(text if isinstance(kind, Duration | Gwei) else in_file)
 
     loaded = from_toml(f"{key} = {literal}", flags=companions)
     assert (value_at(loaded.settings, key), loaded.sources[key]) == (expected, "fencepost.toml")

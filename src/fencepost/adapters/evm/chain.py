@@ -30,7 +30,7 @@ import msgspec
 from fencepost.adapters.evm import decoding, mined_transactions, receipts
 from fencepost.adapters.evm.batching import RequestBatcher
 from fencepost.adapters.evm.endpoints import Endpoint, Endpoints, consensus_value, require_answers
-from fencepost.adapters.evm.fee_quotes import FeeQuotes, quote
+from fencepost.adapters.evm.fee_quotes import FeeQuotes, HistoryQuery, quote
 from fencepost.adapters.evm.identity import ChainIdentity, ConfirmGenesis, reported_chain_id
 from fencepost.adapters.evm.node_errors import Row, classify
 from fencepost.adapters.evm.receipts import Found
@@ -40,9 +40,10 @@ from fencepost.adapters.evm.send_consensus import merge
 from fencepost.adapters.evm.survey import survey
 from fencepost.application.ports import Block, BlockTag, Chain, EndpointReport, Header
 from fencepost.domain.attribution import MinedTx
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.ids import Address, TxHash, parse_tx_hash
 from fencepost.domain.send_result import SendCategory, SendResult
-from fencepost.domain.transaction import Call, Fees, SignedTx
+from fencepost.domain.transaction import Call, SignedTx
 from fencepost.domain.transaction_state import Receipt
 from fencepost.errors import (
     ChainSilent,
@@ -98,6 +99,7 @@ class EvmChain(Chain):
         grace_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         on_hedge: Callable[[str], None] = lambda _endpoint: None,
+        history_query: HistoryQuery = HistoryQuery(),  # noqa: B008 - a frozen value
     ) -> None:
         self._identity = ChainIdentity() if confirm_genesis is None else ChainIdentity(confirm_genesis)
         self._endpoints = Endpoints(
@@ -106,7 +108,9 @@ class EvmChain(Chain):
         self._patterns = tuple(patterns)
         self._clock = clock
         self._newest: tuple[float, _Head] | None = None  # with the time at which it was read
-        self._quotes = FeeQuotes(lambda: self._endpoints.read(quote), clock)
+        self._quotes = FeeQuotes(
+            lambda: self._endpoints.read(lambda endpoint: quote(endpoint, history_query)), clock
+        )
         self._send_batcher = RequestBatcher(self._send, max_items=MAX_BATCH, parallel=_PARALLEL)
         self._receipt_batcher = RequestBatcher(self._receipts, max_items=MAX_BATCH, parallel=_PARALLEL)
         self._identity_batcher = RequestBatcher(self._identify, max_items=_MAX_IDENTITY_CALLERS, parallel=1)
@@ -456,7 +460,7 @@ class EvmChain(Chain):
     ) -> Sequence[EndpointReport]:
         return await survey(self._endpoints.all, address, hashes, timeout_s=timeout_s)
 
-    async def quote_fees(self) -> Fees:
+    async def quote_fees(self) -> FeeQuote:
         return await self._quotes.now()
 
     async def revert_reason(self, tx_hash: TxHash) -> str | None:

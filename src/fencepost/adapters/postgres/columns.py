@@ -326,6 +326,7 @@ ATTEMPT_COLUMNS = (
     Column("gas", "bigint", attrgetter("attempt.gas"), field="gas"),
     Column("fee_cap_wei", "numeric", lambda row: str(row.attempt.fees.fee_cap_wei)),
     Column("tip_wei", "numeric", lambda row: str(row.attempt.fees.tip_wei)),
+    Column("fee_source", "text", attrgetter("attempt.fee_source"), LISTED, field="fee_source"),
     Column("raw", "bytea", attrgetter("attempt.signed.raw"), LISTED),
     Column("tx_hash", "text", attrgetter("attempt.signed.hash"), JOINED),
 )

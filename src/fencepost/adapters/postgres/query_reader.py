@@ -290,6 +290,7 @@ def _attempt_view(row: Row) -> AttemptView:
         last_result=last_result,
         last_message=last_message or None,
         created_at=row["created_at"],
+        fee_source=row["fee_source"],
     )
 
 

@@ -19,9 +19,10 @@ from fencepost.settings.fields import Declared, declared_in, setting
 from fencepost.settings.numeric_types import Duration, DurationList, Gwei, Integer, IntegerOr, Number
 from fencepost.settings.schema.cluster import AdmissionSettings, MetricsSettings, RoutingSettings
 from fencepost.settings.schema.nonce_service import NonceScheme, NonceServiceSettings
-from fencepost.settings.types import Choice, Dsn, FilePath, Flag, Secret, Text, Url, UrlList
+from fencepost.settings.types import Choice, Dsn, FilePath, Flag, HeaderList, Secret, Text, Url, UrlList
 
 SignerMode = Literal["strict", "pipelined"]
+FeeSourceName = Literal["node", "gas_station", "fixed", "legacy", "disabled"]
 StartFrom = int | Literal["chain"]
 ConfirmationTag = Literal["safe", "finalized"]
 _CONFIRMATION_TAGS: tuple[ConfirmationTag, ...] = ("safe", "finalized")
@@ -224,7 +225,9 @@ class Bump:
         Flag(), False, "Whether a transaction that stays unmined is replaced at a higher price."
     )
     percent: int = setting(
-        Integer(10, 500), 10, "By how many percent a bump raises the fee cap and the priority fee."
+        Integer(10, 500),
+        10,
+        "By how many percent a bump raises the fee cap and the priority fee; at least fees.min_bump counts.",
     )
     after_resubmits: int = setting(
         Integer(1, 1000), 3, "How often the same bytes are resubmitted before the price is raised."
@@ -232,13 +235,81 @@ class Bump:
 
 
 @dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Choose the tip per tier: a percentile of the tips in the last blocks."""
+
+    slow: int = setting(Integer(0, 100), 10, "The percentile of the tier slow.")
+    normal: int = setting(Integer(0, 100), 50, "The percentile of the tier normal.")
+    fast: int = setting(Integer(0, 100), 75, "The percentile of the tier fast.")
+    urgent: int = setting(Integer(0, 100), 95, "The percentile of the tier urgent.")
+
+
+_POINTER = Text('a JSON pointer such as /standard/maxFee, or ""', r"(?:/[^/~]*(?:~[01][^/~]*)*)*", 200)
+
+
+@dataclass(frozen=True, slots=True)
+class GasStationSettings:
+    """Configure the gas station that is used if fees.source is gas_station."""
+
+    url: str = setting(Url(("http", "https")), "", "The URL of the gas station, which answers with JSON.")
+    headers: tuple[tuple[str, str], ...] = setting(
+        HeaderList(), [], "Headers for the gas station, such as its API key."
+    )
+    unit: Literal["wei", "gwei"] = setting(
+        Choice(("wei", "gwei")), "gwei", "The unit of its prices. A text that starts with 0x is in wei."
+    )
+    cache_s: float = setting(
+        Duration(0.1, 10 * _MINUTE_S),
+        "5s",
+        "How long its answer is used, and how long a failing one is not asked.",
+    )
+    timeout_s: float = setting(Duration(0.1, _MINUTE_S), "2s", "The time-out of a call to it.")
+    slow_fee_cap: str = setting(_POINTER, "", "The pointer to the maximum fee of the tier slow.")
+    slow_tip: str = setting(_POINTER, "", "The pointer to the priority fee of the tier slow.")
+    normal_fee_cap: str = setting(
+        _POINTER,
+        "",
+        "The pointer to the maximum fee of the tier normal, which tiers without a pointer use too.",
+    )
+    normal_tip: str = setting(
+        _POINTER,
+        "",
+        'The pointer to the priority fee of the tier normal; "" means one price, as before EIP-1559.',
+    )
+    fast_fee_cap: str = setting(_POINTER, "", "The pointer to the maximum fee of the tier fast.")
+    fast_tip: str = setting(_POINTER, "", "The pointer to the priority fee of the tier fast.")
+    urgent_fee_cap: str = setting(_POINTER, "", "The pointer to the maximum fee of the tier urgent.")
+    urgent_tip: str = setting(_POINTER, "", "The pointer to the priority fee of the tier urgent.")
+
+
+@dataclass(frozen=True, slots=True)
 class FeeSettings:
     """Configure the fees per gas."""
 
-    source: Literal["node", "fixed"] = setting(
-        Choice(("node", "fixed")),
+    source: FeeSourceName = setting(
+        Choice(("node", "gas_station", "fixed", "legacy", "disabled")),
         "node",
-        "Where fees come from: the endpoint's suggestion (node), or fees.fixed_fee_cap and fees.fixed_tip (fixed).",
+        "Where fees come from: the fee history of endpoints (node), an HTTP service (gas_station), fees.fixed_fee_cap and"
+        " fees.fixed_tip (fixed), eth_gasPrice with transactions of type 0 (legacy), or the request alone (disabled).",
+    )
+    tier: Literal["slow", "normal", "fast", "urgent"] = setting(
+        Choice(("slow", "normal", "fast", "urgent")),
+        "normal",
+        "Which of the suggested prices a request without its own price or tier pays.",
+    )
+    history_blocks: int = setting(
+        Integer(1, 1024), 20, "Over how many blocks endpoints report the tips, if fees.source is node."
+    )
+    relative_limit: int = setting(
+        Integer(0, 1000),
+        5,
+        "How many times the usual suggestion a price may be: a gas station's against the endpoints', the endpoints' against"
+        " their own of the last minute. 0 means no limit.",
+    )
+    relative_floor_wei: int = setting(
+        Gwei(0, _MAX_PRICE_WEI),
+        "10",
+        "The price per gas, in Gwei, up to which fees.relative_limit does not apply.",
     )
     fixed_fee_cap_wei: int = setting(
         Gwei(0, _MAX_PRICE_WEI),
@@ -256,7 +327,21 @@ class FeeSettings:
         "The upper limit of the fee per gas, in Gwei, for every transaction, replacement and filler. A caller's maximum may"
         " be lower, but does not apply to the fillers of cancelled transactions.",
     )
+    min_bump: int = setting(
+        Integer(10, 500),
+        13,
+        "By how many percent a replacement raises fee cap and priority fee at least: what the chain's pools require, and a"
+        " margin for rounding.",
+    )
+    filler_reserve: int = setting(
+        Integer(0, 1000),
+        25,
+        "How many percent above fees.cap a filler may pay, so that a transaction that waits at the cap can be replaced and"
+        " the signer continues. A spending policy's feeCapMax still holds.",
+    )
     bump: Bump = field(default_factory=Bump)
+    percentiles: Percentiles = field(default_factory=Percentiles)
+    gas_station: GasStationSettings = field(default_factory=GasStationSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +377,18 @@ class Gas:
     )
     refuse_reverting: bool = setting(
         Flag(), True, "Whether a request whose dry run reverts is rejected before it gets a nonce."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Configure how errors of endpoints are classified."""
+
+    file: str = setting(
+        FilePath(),
+        "",
+        "A TOML file with own [[rules]] for error texts of endpoints, which are tried before the shipped ones;"
+        " `fencepost errors test` shows their effect.",
     )
 
 
@@ -564,6 +661,7 @@ class Settings:
     fees: FeeSettings = field(default_factory=FeeSettings)
     funds: FundsSettings = field(default_factory=FundsSettings)
     gas: Gas = field(default_factory=Gas)
+    errors: Errors = field(default_factory=Errors)
     lanes: Lanes = field(default_factory=Lanes)
     history: History = field(default_factory=History)
     events: Events = field(default_factory=Events)

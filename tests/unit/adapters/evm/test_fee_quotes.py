@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fencepost.adapters.evm.fee_quotes import FRESH_S, FeeQuotes
+from fencepost.domain.fees import FeeQuote
 from fencepost.domain.transaction import Fees
 from fencepost.errors import RpcUnavailable
 
@@ -24,13 +25,13 @@ class Market:
     def __post_init__(self) -> None:
         self.open.set()
 
-    async def ask(self) -> Fees:
+    async def ask(self) -> FeeQuote:
         self.asked += 1
         price = self.asked
         await self.open.wait()
         if self.is_silent:
             raise RpcUnavailable("silent")
-        return Fees(price, price)
+        return FeeQuote.flat(Fees(price, price))
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def quotes(market: Market) -> FeeQuotes:
 async def test_a_fresh_quote_serves_all_callers(market: Market, quotes: FeeQuotes) -> None:
     first = await asyncio.gather(*(quotes.now() for _ in range(5)))
     market.now_s += FRESH_S / 2 - 0.01
-    assert {await quotes.now(), *first} == {Fees(1, 1)}
+    assert {await quotes.now(), *first} == {FeeQuote.flat(Fees(1, 1))}
     assert market.asked == 1
 
 
@@ -54,20 +55,20 @@ async def test_a_quote_is_renewed_halfway_without_a_waiting_caller(market: Marke
     await quotes.now()
     market.now_s += FRESH_S / 2
     market.open.clear()
-    assert await quotes.now() == Fees(1, 1)
-    assert await quotes.now() == Fees(1, 1)
+    assert await quotes.now() == FeeQuote.flat(Fees(1, 1))
+    assert await quotes.now() == FeeQuote.flat(Fees(1, 1))
     await asyncio.sleep(0)
     assert market.asked == 2
     market.open.set()
     market.now_s += FRESH_S / 2  # expired: callers wait for the renewal in progress
-    assert await quotes.now() == Fees(2, 2)
+    assert await quotes.now() == FeeQuote.flat(Fees(2, 2))
     assert market.asked == 2
 
 
 async def test_an_expired_quote_is_waited_for(market: Market, quotes: FeeQuotes) -> None:
     await quotes.now()
     market.now_s += FRESH_S
-    assert await quotes.now() == Fees(2, 2)
+    assert await quotes.now() == FeeQuote.flat(Fees(2, 2))
 
 
 async def test_an_error_reaches_the_waiting_callers_and_is_not_cached(
@@ -77,16 +78,16 @@ async def test_an_error_reaches_the_waiting_callers_and_is_not_cached(
     ends = await asyncio.gather(quotes.now(), quotes.now(), return_exceptions=True)
     assert [type(end) for end in ends] == [RpcUnavailable, RpcUnavailable]
     market.is_silent = False
-    assert await quotes.now() == Fees(2, 2)
+    assert await quotes.now() == FeeQuote.flat(Fees(2, 2))
 
 
 async def test_a_failed_renewal_keeps_the_quote_until_it_expires(market: Market, quotes: FeeQuotes) -> None:
     await quotes.now()
     market.is_silent = True
     market.now_s += FRESH_S / 2
-    assert await quotes.now() == Fees(1, 1)
+    assert await quotes.now() == FeeQuote.flat(Fees(1, 1))
     await asyncio.sleep(0)
-    assert await quotes.now() == Fees(1, 1)
+    assert await quotes.now() == FeeQuote.flat(Fees(1, 1))
     market.now_s += FRESH_S
     with pytest.raises(RpcUnavailable):
         await quotes.now()
@@ -102,7 +103,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_quote_of_others(
     gone.cancel()
     await asyncio.sleep(0)
     market.open.set()
-    assert await stays == Fees(1, 1)
+    assert await stays == FeeQuote.flat(Fees(1, 1))
 
 
 async def test_closing_cancels_the_running_call(market: Market, quotes: FeeQuotes) -> None:

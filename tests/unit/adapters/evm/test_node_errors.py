@@ -378,8 +378,16 @@ BY_CLIENT: dict[str, dict[str, C]] = {
         "tx nonce is lower than account nonce": C.NONCE_TOO_LOW,
     },
     "Arbitrum": {
+        "nonce too high: address 0x00, tx: 7 state: 5": C.NONCE_TOO_HIGH,
+        "nonce too low: address 0x00, tx: 5 state: 7": C.NONCE_TOO_LOW,
+        "max fee per gas less than block base fee: address 0x00, maxFeePerGas: 1, baseFee: 2": C.UNDERPRICED,
+        "queue full": C.POOL_FULL,
         "invalid transaction nonce: expected 5, got 7": C.NONCE_TOO_HIGH,
         "invalid transaction nonce: expected 7, got 5": C.NONCE_TOO_LOW,
+    },
+    "op-geth": {
+        "failed to forward tx to sequencer, please try again. Error message: 'nonce too low'": C.NONCE_TOO_LOW,
+        "insufficient funds for gas * price + value + operator fee: balance 1, tx cost 2, overshot 1": C.INSUFFICIENT_FUNDS,
     },
     "any": {
         "the transaction has not been mined yet": C.UNKNOWN,

@@ -93,7 +93,7 @@ SELECT t.tx_id, t.chain_id, t.signer, t.request_id, t.kind, t.payload, t.valid_u
 -- name: read_attempts
 -- Read the attempts of transactions, oldest first, without the signed bytes.
 SELECT a.tx_id, a.attempt, a.purpose, a.tx_type, a.gas, a.fee_cap_wei, a.tip_wei, a.tx_hash, a.created_at,
-       t.sends
+       a.fee_source, t.sends
   FROM managed_tx t
   JOIN tx_attempt a ON a.chain_id = t.chain_id AND a.signer = t.signer AND a.nonce = t.nonce AND a.tx_id = t.tx_id
  WHERE t.tx_id = ANY ($1::uuid[])
