@@ -125,9 +125,9 @@ def _of_tier(lane: Lane, quoted: FeeQuote, tx: ManagedTx | None) -> Fees:
 async def quote(lane: Lane, purpose: Purpose = Purpose.INTENT, tx: ManagedTx | None = None) -> Fees:
     """Return what a new attempt should pay now: the fixed price exactly, or what the price source suggests.
 
-    The transaction's tier counts, else the signer's. A filler pays the suggestion if that is more than the fixed price: at the fixed price it would be replaced by a
-    slightly higher one again and again. The result is never above the limits of the operator, the chain's cap and the
-    signer's policy.
+    The transaction's tier counts, else the signer's. A filler pays the suggestion if that is more than the fixed price: at
+    the fixed price it would be replaced by a slightly higher one again and again. The result is never above the limits of
+    the operator, the chain's cap and the signer's policy.
     """
     await refresh_limits(lane)
     fixed = lane.settings.fixed_fees

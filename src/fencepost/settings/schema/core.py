@@ -324,8 +324,8 @@ class FeeSettings:
     cap_wei: int = setting(
         Gwei(1, _MAX_PRICE_WEI),
         "500",
-        "The upper limit of the fee per gas, in Gwei, for every transaction, replacement and filler. A caller's maximum may"
-        " be lower, but does not apply to the fillers of cancelled transactions.",
+        "The upper limit of the fee per gas, in Gwei, for every transaction and replacement. A caller's maximum may be lower."
+        " A filler may pay fees.filler_reserve more, and no caller's maximum applies to it.",
     )
     min_bump: int = setting(
         Integer(10, 500),
