@@ -43,6 +43,8 @@ _PLAIN = {
     "tx_id": "0" * 32,
     "hash": "0x" + "11" * 32,
     "command_id": "1",
+    "subscription_id": "0" * 32,
+    "chain_id": "1",
     "nonce": "1",
 }
 

@@ -27,6 +27,7 @@ READS_ALL = {
     "read_signers": "a page of all signers",
     "read_tx_page": "planned anew each time",
     "read_tx_page_tagged": "planned anew each time",
+    "sample_cluster": "all live rows and all signers are what is counted",
     "sample_live": "all live rows are what is asked for",
     "signers_with_work": "hops from signer to signer",
     "soonest_expiry": "all leases are what is asked for",

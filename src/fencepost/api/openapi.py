@@ -222,11 +222,26 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "anyOf": options} if options else kept
 
 
+def _body_schema(operation: Operation, type_: type) -> dict[str, Any]:
+    """Return the schema of a body; for a stream that of each event, whose data is JSON text."""
+    schema = {"$ref": _REF.format(name=type_.__name__)}
+    if operation.media_type != "text/event-stream":
+        return schema
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "id": {"type": "string"},
+            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema},
+        },
+    }
+
+
 def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {
             "description": _SUCCESS[status],
-            "content": {operation.media_type: {"schema": {"$ref": _REF.format(name=type_.__name__)}}},
+            "content": {operation.media_type: {"schema": _body_schema(operation, type_)}},
         }
         for status, type_ in operation.answers.items()
     }

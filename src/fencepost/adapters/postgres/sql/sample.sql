@@ -18,15 +18,18 @@ SELECT chain_id, NULL, NULL, array_agg(signer::text), NULL
 
 -- name: sample_cluster
 -- Count signers by state and live transactions by sub-state; read the age of the oldest transactions, and how many signers with
--- work no node holds. The oldest are named by their signer, for the log.
+-- work no node holds.
 WITH live AS (
   SELECT chain_id, signer, state, sub_state, nonce, created_at, receipt IS NOT NULL AS is_mined
     FROM managed_tx
    WHERE is_live
+), counted AS (
+  SELECT count(*) FILTER (WHERE state = 'ACTIVE' AND pause IS NULL) AS active,
+         count(*) FILTER (WHERE state = 'ACTIVE' AND pause IS NOT NULL) AS paused,
+         count(*) FILTER (WHERE state = 'PROTECT') AS protected
+    FROM signer_nonce_cursor
 )
-SELECT (SELECT count(*) FROM signer_nonce_cursor WHERE state = 'ACTIVE' AND pause IS NULL) AS active,
-       (SELECT count(*) FROM signer_nonce_cursor WHERE state = 'ACTIVE' AND pause IS NOT NULL) AS paused,
-       (SELECT count(*) FROM signer_nonce_cursor WHERE state = 'PROTECT') AS protected,
+SELECT counted.active, counted.paused, counted.protected,
        (SELECT count(*) FROM (SELECT DISTINCT chain_id, signer FROM live WHERE state <> 'SUSPENDED') busy
          WHERE NOT EXISTS (SELECT FROM signer_lease l
                             WHERE l.chain_id = busy.chain_id AND l.signer = busy.signer
@@ -36,6 +39,7 @@ SELECT (SELECT count(*) FROM signer_nonce_cursor WHERE state = 'ACTIVE' AND paus
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8
           FROM live WHERE nonce IS NOT NULL AND NOT is_mined) AS oldest_in_flight_s,
        (SELECT array_agg(sub_state::text) FROM live WHERE sub_state IS NOT NULL) AS sub_states
+  FROM counted
 
 -- name: soonest_expiry
 -- Read the number of seconds until the first lease of another process expires, unless it is renewed.
