@@ -52,6 +52,7 @@ PORTS: dict[str, tuple[type, tuple[str, ...]]] = {
     "chain": (
         EvmChain,
         (
+            "survey",
             "check_identity",
             "send",
             "nonce",

@@ -35,9 +35,9 @@ from fencepost.schemas.subscriptions import (
     MAX_REPLAYED,
     START_BEGINNING,
     START_NOW,
-    AttemptOut,
-    AttemptsOut,
     DeletedOut,
+    DeliveryAttemptOut,
+    DeliveryAttemptsOut,
     FilterIn,
     FilterOut,
     ReplayOut,
@@ -146,7 +146,7 @@ async def attempts(call: RequestContext) -> Response:
     listed = await call.services.subscriptions.attempts(
         found.id, only_failed=call.query.failed, limit=call.query.limit
     )
-    return Response(AttemptsOut(items=[_attempt_out(one) for one in listed]))
+    return Response(DeliveryAttemptsOut(items=[_attempt_out(one) for one in listed]))
 
 
 async def replay(call: RequestContext) -> Response:
@@ -319,8 +319,8 @@ def _out(one: Subscription, secret: bytes | None = None) -> SubscriptionOut:
     )
 
 
-def _attempt_out(one: Attempt) -> AttemptOut:
-    return AttemptOut(
+def _attempt_out(one: Attempt) -> DeliveryAttemptOut:
+    return DeliveryAttemptOut(
         event_id=one.event_id,
         attempt=one.attempt,
         at=one.at,

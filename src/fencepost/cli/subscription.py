@@ -6,7 +6,7 @@ import click
 
 from fencepost.cli.node_client import NO, OK, node_options, print_json
 from fencepost.cli.tx_rendering import local_time
-from fencepost.client import AttemptOut, Client, SubscriptionOut
+from fencepost.client import Client, DeliveryAttemptOut, SubscriptionOut
 from fencepost.events.types import EventType
 
 _ID = click.argument("subscription_id", metavar="ID")
@@ -164,6 +164,6 @@ def _print(one: SubscriptionOut, *, as_json: bool) -> None:
             click.echo(f"{name:<14}{value}")
 
 
-def _attempt(one: AttemptOut) -> str:
+def _attempt(one: DeliveryAttemptOut) -> str:
     outcome = one.error or f"accepted with {one.status}"
     return f"{local_time(one.at)}  {one.event_id}  attempt {one.attempt}  {one.duration_ms} ms  {outcome}"

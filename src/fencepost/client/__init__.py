@@ -31,14 +31,13 @@ from fencepost.schemas.responses import (
     TxOut,
     VersionOut,
 )
-from fencepost.schemas.subscriptions import AttemptOut, ReplayOut, SubscriptionOut
+from fencepost.schemas.subscriptions import DeliveryAttemptOut, ReplayOut, SubscriptionOut
 
 if TYPE_CHECKING:
     from fencepost.client.async_client import AsyncClient
 
 __all__ = [
     "AsyncClient",
-    "AttemptOut",
     "ChainFeesOut",
     "Client",
     "ClusterStatusOut",
@@ -46,6 +45,7 @@ __all__ = [
     "CommandOut",
     "CompletionOut",
     "CompletionsOut",
+    "DeliveryAttemptOut",
     "ExplanationOut",
     "Milestone",
     "NodeOut",

@@ -35,9 +35,9 @@ from fencepost.schemas.responses import (
     VersionOut,
 )
 from fencepost.schemas.subscriptions import (
-    AttemptOut,
-    AttemptsOut,
     DeletedOut,
+    DeliveryAttemptOut,
+    DeliveryAttemptsOut,
     ReplayOut,
     SubscriptionOut,
     SubscriptionsOut,
@@ -416,9 +416,9 @@ class Endpoints:
         """Get a new `secret`, shown once. For a while the former one signs, too."""
         return self._change(subscription_id, "rotate-secret", SubscriptionOut, is_repeatable=False)
 
-    def test_subscription(self, subscription_id: str) -> Steps[AttemptOut]:
+    def test_subscription(self, subscription_id: str) -> Steps[DeliveryAttemptOut]:
         """Send a test event now, and return what the endpoint answered."""
-        return self._change(subscription_id, "test", AttemptOut, is_repeatable=False)
+        return self._change(subscription_id, "test", DeliveryAttemptOut, is_repeatable=False)
 
     def replay(
         self,
@@ -435,11 +435,11 @@ class Endpoints:
 
     def attempts(
         self, subscription_id: str, *, failed: bool = False, limit: int = 100
-    ) -> Steps[list[AttemptOut]]:
+    ) -> Steps[list[DeliveryAttemptOut]]:
         """Return the newest attempts to deliver, newest first."""
         path = f"/subscriptions/{_quoted(subscription_id)}/attempts"
         query = {"failed": "true" if failed else None, "limit": limit}
-        return (yield from self._get(path, AttemptsOut, **query)).items
+        return (yield from self._get(path, DeliveryAttemptsOut, **query)).items
 
     def _change(
         self,

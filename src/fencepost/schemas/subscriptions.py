@@ -118,7 +118,7 @@ class DeletedOut(msgspec.Struct, rename="camel", kw_only=True):
     deleted: bool
 
 
-class AttemptOut(msgspec.Struct, rename="camel", kw_only=True):
+class DeliveryAttemptOut(msgspec.Struct, rename="camel", kw_only=True):
     """An attempt to deliver an event. `error` is null if the endpoint accepted it; `answer` is the first KB of the body."""
 
     event_id: str
@@ -130,8 +130,8 @@ class AttemptOut(msgspec.Struct, rename="camel", kw_only=True):
     answer: str
 
 
-class AttemptsOut(msgspec.Struct, rename="camel", kw_only=True):
-    items: list[AttemptOut]
+class DeliveryAttemptsOut(msgspec.Struct, rename="camel", kw_only=True):
+    items: list[DeliveryAttemptOut]
 
 
 class ReplayOut(msgspec.Struct, rename="camel", kw_only=True):
