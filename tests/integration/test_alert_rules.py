@@ -38,6 +38,9 @@ async def promtool(tmp_path: Path) -> str:
     if shutil.which("apt-get") is None:
         pytest.skip("promtool is not installed, and there is no apt-get to fetch it")
     code, said = await run("apt-get", "download", "prometheus", cwd=tmp_path)
+    if code != 0:  # a new machine has no list of packages yet
+        await run("apt-get", "update", cwd=tmp_path)
+        code, said = await run("apt-get", "download", "prometheus", cwd=tmp_path)
     assert code == 0, f"install Debian's package prometheus: {said}"
     code, said = await run("sh", "-c", "dpkg-deb -x prometheus_*.deb unpacked", cwd=tmp_path)
     assert code == 0, said
