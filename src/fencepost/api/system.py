@@ -20,6 +20,7 @@ from fencepost.schemas.responses import (
 )
 
 READY_TIMEOUT_S = 2.0
+FEES_TIMEOUT_S = 10.0
 MAX_CHAIN_ID_DIGITS = 19
 
 
@@ -84,8 +85,13 @@ async def chain_fees(call: RequestContext) -> Response:
         raise ApiError("chain_unknown", "chain_id: must be a whole number")
     chain_id = call.chain_id(int(text))
     sources = call.services.chains.fee_sources[chain_id]
-    async with asyncio.timeout(READY_TIMEOUT_S):
-        quoted = await sources.offered()
+    try:
+        async with asyncio.timeout(FEES_TIMEOUT_S):
+            quoted = await sources.offered()
+    except TimeoutError as error:
+        raise ApiError(
+            "chain_unavailable", f"no fee source answered within {FEES_TIMEOUT_S:g} s", retry_after_s=1
+        ) from error
 
     def tier(fees: Fees) -> TierFeesOut:
         limited = within(fees, Fees(fee_cap_wei=sources.cap_wei, tip_wei=sources.cap_wei))
