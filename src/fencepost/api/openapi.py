@@ -223,13 +223,12 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _body_schema(operation: Operation, type_: type) -> dict[str, Any]:
-    """Return the schema of a body; for a stream that of each event, whose data is JSON text."""
+    """Return the schema of a body; for a stream that of each block, whose data is JSON text. A heartbeat has no data."""
     schema = {"$ref": _REF.format(name=type_.__name__)}
     if operation.media_type != "text/event-stream":
         return schema
     return {
         "type": "object",
-        "required": ["data"],
         "properties": {
             "id": {"type": "string"},
             "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema},
