@@ -194,11 +194,11 @@ async def test_gone_disables_and_is_an_event(
 
     await eventually(disabled)
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         page = (await hooked.get("/events", types="webhook.disabled")).json["items"]
         return [one["data"]["subscription"] for one in page] == [made["id"]]
 
-    await eventually(told)
+    await eventually(is_reported)
     assert f"disabled the webhook subscription {made['id']}" in caplog.text
     assert made["secret"] not in caplog.text
 
