@@ -57,6 +57,7 @@ class Known:
     address: str
     tx_id: str
     chain_id: int
+    subscription_id: str
 
     def put_into(self, case: Case[Any]) -> None:
         path = case.path_parameters or {}
@@ -70,7 +71,13 @@ class Known:
 
     @property
     def _path(self) -> dict[str, str]:
-        return {"address": self.address, "txId": self.tx_id, "commandId": "1"}
+        return {
+            "address": self.address,
+            "txId": self.tx_id,
+            "commandId": "1",
+            "subscriptionId": self.subscription_id,
+            "chainId": str(self.chain_id),
+        }
 
 
 def try_operation(
@@ -127,7 +134,11 @@ async def known_to(api: ApiServer) -> list[Known]:
     second = await api.post("/tx", api.transfer("waiting", signer=waiting))
     assert (first.json["state"], second.json["state"]) == ("CONFIRMED", "QUEUED")
     chain_id = first.json["chainId"]
-    return [Known(ended, first.json["txId"], chain_id), Known(waiting, second.json["txId"], chain_id)]
+    subscribed = [(await api.post("/subscriptions", {"type": "websocket"})).json["id"] for _ in range(2)]
+    return [
+        Known(ended, first.json["txId"], chain_id, subscribed[0]),
+        Known(waiting, second.json["txId"], chain_id, subscribed[1]),
+    ]
 
 
 async def test_every_answer_is_described_by_the_document(api: ApiServer) -> None:
